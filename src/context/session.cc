@@ -318,12 +318,12 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   // With chunks sessions stand at different places of theirs: each goes its own way.
   bool chunks = false;
   for (Session* session : sessions) chunks = chunks || session->state_->meets_chunks(step);
-  std::vector<State::Part>& parts = one.parts;
+  std::vector<State::SessionStep>& parts = one.parts;
   parts.clear();
   for (Session* session : sessions) {
     State& s = *session->state_;
     parts.push_back({.session = &s,
-                     .number = sessions.size() > 1 ? std::ssize(parts) : -1,
+                     .session_index = sessions.size() > 1 ? std::ssize(parts) : -1,
                      .own_before = s.own->size(step.layer),
                      .stats_before = s.stats,
                      .times_before = s.times(step.layer)});
@@ -338,13 +338,13 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
       if (async) {
         one.step_async(parts[0]);
       } else if (chunks) {
-        for (const State::Part& part : parts) part.session->step_by_chunks(part);
+        for (const State::SessionStep& part : parts) part.session->step_by_chunks(part);
       } else {
         State::step(parts);
       }
     }
   } catch (...) {
-    for (const State::Part& part : parts) {
+    for (const State::SessionStep& part : parts) {
       part.session->stats = part.stats_before;
       part.session->times(step.layer) = part.times_before;
       part.session->settle_without(part);

@@ -46,7 +46,7 @@ Session::State::AsyncStepper::~AsyncStepper() {
   thread_.join();
 }
 
-void Session::State::AsyncStepper::give(const Part& part, std::int64_t threads) {
+void Session::State::AsyncStepper::give(const SessionStep& part, std::int64_t threads) {
   Task& next = task(count_);
   next.part = part;
   next.threads = threads;
@@ -85,7 +85,7 @@ Session::State::Clock::time_point Session::State::AsyncStepper::collect_all_but(
   return last_done_;
 }
 
-void Session::State::AsyncStepper::drop(const Part& part) {
+void Session::State::AsyncStepper::drop(const SessionStep& part) {
   if (count_ > collected_ && task(count_ - 1).part.step_id == part.step_id)
     task(count_ - 1).dropped = true;
 }
@@ -107,7 +107,7 @@ void Session::State::AsyncStepper::work() {
 }
 
 void Session::State::AsyncStepper::run(Task& task, Helpers& helpers) noexcept {
-  Part& part = task.part;
+  SessionStep& part = task.part;
   try {
     of_.backend->wait_for_scan(part.step_id);
     helpers.wake(task.threads - 1);  // they come while the device finds thresholds
@@ -135,7 +135,7 @@ bool Session::State::can_step_async(const AttentionStep& step) const {
 /// The way of a step that goes ahead: the device is given its scan, rows join the session's when it
 /// comes to that, which is when the step before is done, and it is given what follows the scan
 /// while that goes on. Nothing is written to the caller's before the step is known to be good.
-void Session::State::step_async(Part& part) {
+void Session::State::step_async(SessionStep& part) {
   const std::int64_t layer = part.step.layer;
   const Clock::time_point start = Clock::now();
   async_stepper->start();
@@ -191,7 +191,7 @@ void Session::State::rethrow() {
   }
 }
 
-void Session::State::settle_without(const Part& part) {
+void Session::State::settle_without(const SessionStep& part) {
   if (!async_stepper) return;
   if (part.async) async_stepper->drop(part);
   async_stepper->collect_all_but(0);

@@ -35,20 +35,20 @@ class Session::State::AsyncStepper {
   /// Gives the thread a step that goes ahead, whose scan has begun. threads: the number of threads
   /// that may work on it. REQUIRES: start was called, and at most one step that was given before is
   /// not collected.
-  void give(const Part& part, std::int64_t threads);
+  void give(const SessionStep& part, std::int64_t threads);
   /// Waits for all steps that were given except the last `last` ones, and adds their counts and
   /// times to the session's. Returns when the last of them was done. Safe from many threads.
   Clock::time_point collect_all_but(std::uint64_t last);
   /// Drops the last step that was given, if it is the step of `part`: its counts and its failure
   /// are ignored.
-  void drop(const Part& part);
+  void drop(const SessionStep& part);
   /// Returns the first exception of the steps that were collected, once. Null: none failed.
   std::exception_ptr take_error();
 
  private:
   /// A step that was given.
   struct Task {
-    Part part;
+    SessionStep part;
     std::int64_t threads = 1;
     ListTimes times;
     std::int64_t rows = 0;

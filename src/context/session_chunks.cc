@@ -37,13 +37,13 @@ bool Session::State::meets_chunks(const AttentionStep& step) const {
 }
 
 /// A step of at most SessionShape::max_tokens, some tokens of one chunk at a time.
-void Session::State::step_by_chunks(const Part& part) {
+void Session::State::step_by_chunks(const SessionStep& part) {
   const AttentionStep& step = part.step;
   const std::int64_t steps = stats.steps;
   const bool reads = step.kv_count() == 0;
   each_chunk(shape, step, position(step.layer),
              [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
-               Part some = part;
+               SessionStep some = part;
                some.step = step_part(shape, step, begin, count);
                if (reads) some.skipped = begin;
                step_in_passes(some, passes);
@@ -52,7 +52,7 @@ void Session::State::step_by_chunks(const Part& part) {
   sees = all_positions;  // a later step may be of tokens that meet no earlier chunk
 }
 
-void Session::State::step_in_passes(Part part, const ChunkPasses& passes) {
+void Session::State::step_in_passes(SessionStep part, const ChunkPasses& passes) {
   const AttentionStep step = part.step;
   const bool reads = step.kv_count() == 0;
   ComputeDevice& compute = *device.compute();

@@ -143,15 +143,15 @@ void Session::State::search_more(std::int64_t layer, const TokenQueries& queries
 
 /// Likewise by scans, for a token of the step that has been scanned for; among: which it is of
 /// those that were scanned for together.
-void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_t among) {
+void Session::State::scan_more(const SessionStep& part, std::int64_t token, std::int64_t among) {
   const std::int64_t layer = part.step.layer;
   const TokenQueries queries = part.queries.part(token, 1);
   const PartialView exact = of_tokens(exact_part, token, 1);
   const TailParts out = estimated(of_tokens(part.found, token, 1), token, 1);
   const bool own = own_rows(layer, queries.first).size() > 0;
-  Part again = part;
-  again.again = true;
-  again.among = among;
+  SessionStep again = part;
+  again.is_extra_round = true;
+  again.token_in_scan = among;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     copy_queries(layer, head, queries);
     Selector& selector = heads[static_cast<std::size_t>(head)].selector;

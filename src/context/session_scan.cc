@@ -16,7 +16,7 @@
 namespace topkv {
 
 /// Of a scan for a session's tokens from number `token` of its step on.
-DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t token,
+DecodeBackend::ScanOf Session::State::scan_of(const SessionStep& part, std::int64_t token,
                                               std::int64_t tokens, std::int64_t rows) {
   const std::int64_t layer = part.step.layer;
   allowed.clear();
@@ -40,14 +40,14 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
 
 /// Begins the scans of a step, before the queries are on the host: the device goes on while they
 /// come.
-void Session::State::scan(std::span<Part> parts) {
+void Session::State::scan(std::span<SessionStep> parts) {
   const Scratch<std::vector<DecodeBackend::ScanOf>> borrowed;
   std::vector<DecodeBackend::ScanOf>& scans = *borrowed;
-  for (const Part& first : parts) {
+  for (const SessionStep& first : parts) {
     const State& one = *first.session;
     if (!one.step_spec.codes || !first.searched || first.scanned > 0) continue;
     scans.clear();
-    for (Part& part : parts) {  // those that read the same
+    for (SessionStep& part : parts) {  // those that read the same
       const State& of = *part.session;
       if (!part.searched || !of.step_spec.codes || of.indices[0] != one.indices[0]) continue;
       part.scanned = std::min(part.step.tokens, part.session->tokens_at_once(part));
@@ -59,7 +59,7 @@ void Session::State::scan(std::span<Part> parts) {
 }
 
 /// A further scan of a step, for some of its tokens.
-void Session::State::scan_and_attend(Part part, std::int64_t token, std::int64_t tokens,
+void Session::State::scan_and_attend(SessionStep part, std::int64_t token, std::int64_t tokens,
                                      std::int64_t rows) {
   {
     const auto lock = device.compute()->lock();
@@ -76,16 +76,17 @@ void Session::State::scan_and_attend(Part part, std::int64_t token, std::int64_t
 }
 
 /// Whether its scan is to find rows for a KV head.
-bool Session::State::wants_rows(const Part& part, std::int64_t head) const {
-  return !part.again || heads[static_cast<std::size_t>(head)].count() > 0;
+bool Session::State::wants_rows(const SessionStep& part, std::int64_t head) const {
+  return !part.is_extra_round || heads[static_cast<std::size_t>(head)].count() > 0;
 }
 
 /// first(): what this thread does before.
-void Session::State::attend_scanned(std::span<Part> parts, const std::function<void()>& first) {
+void Session::State::attend_scanned(std::span<SessionStep> parts,
+                                    const std::function<void()>& first) {
   reach_fault("session.attend");
   const ListTimes took = attend_lists(parts, parts[0].session->helpers, first);
   const auto sessions = static_cast<double>(parts.size());
-  for (const Part& part : parts) {
+  for (const SessionStep& part : parts) {
     if (part.scanned == 0) continue;
     State& of = *part.session;
     of.stats.rows_retrieved += of.rows_listed(part) * of.shape.group();
@@ -100,13 +101,13 @@ std::int64_t Session::State::scanned_lists() const {
 }
 
 /// All of them: then those of own rows that are attended without a scan.
-std::int64_t Session::State::lists_of(const Part& part) const {
+std::int64_t Session::State::lists_of(const SessionStep& part) const {
   return scanned_lists() + part.own_lists;
 }
 
 /// In which order lists are worked on, those of all tokens and KV heads: first what is known
 /// without a scan (of steps of one token), so that this is done while the device still scans.
-Session::State::RowList Session::State::list_of(const Part& part, std::int64_t task) const {
+Session::State::RowList Session::State::list_of(const SessionStep& part, std::int64_t task) const {
   const std::int64_t scanned = scanned_lists();
   const std::int64_t known = shape.kv_heads * part.own_lists;
   if (task < known) {
@@ -129,11 +130,12 @@ Session::State::RowList Session::State::list_of(const Part& part, std::int64_t t
 /// Has all heads of a group attend the rows that a scan lists for it, each list by one of the
 /// helpers or this thread, which wait for them themselves. This thread does first() before; times
 /// are without it.
-Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, Helpers& helpers,
+Session::State::ListTimes Session::State::attend_lists(std::span<SessionStep> parts,
+                                                       Helpers& helpers,
                                                        const std::function<void()>& first) {
   const Stopwatch watch;
   std::int64_t tasks = 0;  // lists
-  for (Part& part : parts) {
+  for (SessionStep& part : parts) {
     part.first_list = tasks;
     if (part.scanned > 0) tasks += part.session->begin_lists(part);
   }
@@ -167,7 +169,7 @@ Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, He
 }
 
 /// The number of lists of all its tokens.
-std::int64_t Session::State::begin_lists(const Part& part) {
+std::int64_t Session::State::begin_lists(const SessionStep& part) {
   const std::int64_t heads_of_all = part.scanned * shape.kv_heads;
   const std::int64_t lists = heads_of_all * lists_of(part);
   // Not cleared in each step: each part is written before it is read.
@@ -175,7 +177,7 @@ std::int64_t Session::State::begin_lists(const Part& part) {
     list_parts.reset(lists * shape.group(), shape.head_dim);
   done.reset(heads_of_all);
   heads_done = 0;
-  if (part.again) return lists;  // what is known of the others stays
+  if (part.is_extra_round) return lists;  // what is known of the others stays
   listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? lists : 0));
   scanned_rows.assign(static_cast<std::size_t>(heads_of_all), part.wanted);
   list_rows.assign(static_cast<std::size_t>(lists), 0);
@@ -183,7 +185,7 @@ std::int64_t Session::State::begin_lists(const Part& part) {
 }
 
 /// Scores what it holds as it becomes known.
-void Session::State::drain_list(const Part& part, const RowList& list, ArrivingRows& rows) {
+void Session::State::drain_list(const SessionStep& part, const RowList& list, ArrivingRows& rows) {
   const std::int64_t group = shape.group();
   const TokenQueries& queries = part.queries;
   rows.begin(
@@ -204,7 +206,7 @@ void Session::State::drain_list(const Part& part, const RowList& list, ArrivingR
 }
 
 /// The last list of a head has all of them merged into part.found.
-void Session::State::attend_list(const Part& part, const RowList& list, ArrivingRows& rows) {
+void Session::State::attend_list(const SessionStep& part, const RowList& list, ArrivingRows& rows) {
   const std::int64_t lists = lists_of(part);
   const std::int64_t group = shape.group();
   const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
@@ -213,8 +215,8 @@ void Session::State::attend_list(const Part& part, const RowList& list, Arriving
               parts.part((number * lists + list.place) * group, group));
   const auto positions = rows.positions();
   if (wants_rows(part, list.kv_head)) {
-    const auto at =
-        static_cast<std::size_t>((part.among * shape.kv_heads + number) * lists + list.place);
+    const auto at = static_cast<std::size_t>(
+        (part.token_in_scan * shape.kv_heads + number) * lists + list.place);
     if (options.measure_recall) listed_rows[at].assign(positions.begin(), positions.end());
     if (!list.own) list_rows[at] = std::ssize(positions);
   }
@@ -227,12 +229,12 @@ void Session::State::attend_list(const Part& part, const RowList& list, Arriving
 }
 
 /// By its scan.
-std::int64_t Session::State::rows_listed(const Part& part) const {
+std::int64_t Session::State::rows_listed(const SessionStep& part) const {
   const std::int64_t lists = lists_of(part);
   std::int64_t rows = 0;
   for (std::int64_t i = 0; i < part.scanned * shape.kv_heads; ++i) {
     if (!wants_rows(part, i % shape.kv_heads)) continue;
-    const auto of_head = list_rows.begin() + (part.among * shape.kv_heads + i) * lists;
+    const auto of_head = list_rows.begin() + (part.token_in_scan * shape.kv_heads + i) * lists;
     rows += std::accumulate(of_head, of_head + lists, std::int64_t{0});
   }
   return rows;

@@ -215,10 +215,11 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head,
 
 /// Has a device that can do so choose for a step of one token, before the queries are on the host.
 /// (For several sessions, and several tokens, an index reads what stands for keys once.)
-void Session::State::begin_choice(Part& part) {
+void Session::State::begin_choice(SessionStep& part) {
   const std::int64_t layer = part.step.layer;
   part.chosen = false;
-  if (!step_spec.selection || !part.searched || part.step.tokens != 1 || part.number >= 0) return;
+  if (!step_spec.selection || !part.searched || part.step.tokens != 1 || part.session_index >= 0)
+    return;
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
   const PositionRange allowed = between(segments[0], layer, part.queries.first);
   const auto& index = dynamic_cast<const RuleBasedIndex&>(*indices[0]->layer(layer).heads[0]);
@@ -252,15 +253,15 @@ void Session::State::search_all(std::int64_t layer, std::span<const Searched> se
 
 /// Searches together for sessions of a step that use the same index with the same k, as far as what
 /// is found for them all is small enough.
-void Session::State::search_together(std::span<Part> parts) {
+void Session::State::search_together(std::span<SessionStep> parts) {
   const Scratch<std::vector<Searched>> sessions;
-  for (const Part& first : parts) {
+  for (const SessionStep& first : parts) {
     const State& one = *first.session;
     const std::int64_t layer = first.step.layer;
     const std::int64_t room = one.tokens_at_once(first);
     std::int64_t tokens = 0;
     sessions->clear();
-    for (Part& part : parts) {
+    for (SessionStep& part : parts) {
       const State& of = *part.session;
       if (!part.searched || of.step_spec.codes || part.found_rows ||
           of.indices[0] != one.indices[0] ||

@@ -14,8 +14,8 @@
 //
 // With a rule (RetrievalOptions::mass, error), searches and the estimate are repeated in rounds for
 // the queries that need more rows (session_rounds.cc). One step may have several sessions over one
-// context, each with a Part in it. A step of one token whose codes a CUDA device scans may go
-// ahead: its call returns before the rows are attended (session_async.h).
+// context, each with a SessionStep in it. A step of one token whose codes a CUDA device scans may
+// go ahead: its call returns before the rows are attended (session_async.h).
 #pragma once
 
 #include <atomic>
@@ -116,7 +116,7 @@ struct Session::State {
   };
 
   /// A session's part in a step of at most SessionShape::max_tokens tokens.
-  struct Part {
+  struct SessionStep {
     State* session;
     std::int64_t number = -1;  // number of the session in the step; -1: it is alone
     AttentionStep step = {};
@@ -134,18 +134,19 @@ struct Session::State {
     std::int64_t wanted = 0;      // rows that this scan is asked for, for each query head
     std::int64_t first_list = 0;  // number of its first list among the lists of all sessions
     double searching_before = 0;
-    bool async = false;          // the step goes ahead (session_async.h)
-    int step_id = 0;             // DecodeBackend::step_id of a step that goes ahead
-    PositionRange own = {};      // own rows that it attends without a scan
-    std::int64_t own_lists = 0;  // lists that these rows are spread over
-    bool again = false;          // another round of a rule, for one token
-    std::int64_t among = 0;      // the number of that token in the first scan
+    bool async = false;              // the step goes ahead (session_async.h)
+    int step_id = 0;                 // DecodeBackend::step_id of a step that goes ahead
+    PositionRange own = {};          // own rows that it attends without a scan
+    std::int64_t own_lists = 0;      // lists that these rows are spread over
+    bool is_extra_round = false;     // another round of a rule, for one token
+    std::int64_t token_in_scan = 0;  // the number of that token in the first scan
   };
 
   /// A list of rows that all heads of a group attend for one token. The rows are of the context or
   /// of the session's own.
   struct RowList : DecodeBackend::List {
-    bool scanned = true;     // a scan finds its rows; false: they are an equal part of Part::own
+    bool scanned =
+        true;  // a scan finds its rows; false: they are an equal part of SessionStep::own
     std::int64_t place = 0;  // its number among all lists of its token and KV head
   };
 
@@ -197,35 +198,35 @@ struct Session::State {
 
   // session_async.cc: steps that go ahead: their lists are attended while the caller goes on
   bool can_step_async(const AttentionStep& step) const;
-  void step_async(Part& part);
+  void step_async(SessionStep& part);
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();
   void rethrow();
   /// Waits for the steps that went ahead, after the step of `part` failed. Its work is dropped.
-  void settle_without(const Part& part);
+  void settle_without(const SessionStep& part);
 
   // session_chunks.cc: steps by chunks (chunk_passes.h)
   bool meets_chunks(const AttentionStep& step) const;
-  void step_by_chunks(const Part& part);
-  void step_in_passes(Part part, const ChunkPasses& passes);
+  void step_by_chunks(const SessionStep& part);
+  void step_in_passes(SessionStep part, const ChunkPasses& passes);
 
   // session_step.cc
   /// Makes a step of one layer, for different sessions over one context.
-  static void step(std::span<Part> parts);
-  static void begin(std::span<Part> parts);
-  static void take_all(std::span<Part> parts);
-  static void begin(Part& part);
-  void take(Part& part);
-  std::int64_t tokens_at_once(const Part& part) const;
-  std::int64_t tokens_searched(const Part& part) const;
+  static void step(std::span<SessionStep> parts);
+  static void begin(std::span<SessionStep> parts);
+  static void take_all(std::span<SessionStep> parts);
+  static void begin(SessionStep& part);
+  void take(SessionStep& part);
+  std::int64_t tokens_at_once(const SessionStep& part) const;
+  std::int64_t tokens_searched(const SessionStep& part) const;
   PartialView of_tokens(PartialView all, std::int64_t first, std::int64_t tokens) const;
   TailParts estimated(PartialView found, std::int64_t first, std::int64_t tokens);
-  void retrieve(const Part& part);
-  void finish(const Part& part);
-  double searching(const Part& part) const;
-  void append(const Part& part);
-  void check_finite(const Part& part, std::string_view what, const float* x, std::int64_t tokens,
-                    std::int64_t heads) const;
+  void retrieve(const SessionStep& part);
+  void finish(const SessionStep& part);
+  double searching(const SessionStep& part) const;
+  void append(const SessionStep& part);
+  void check_finite(const SessionStep& part, std::string_view what, const float* x,
+                    std::int64_t tokens, std::int64_t heads) const;
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
   void attend_exact(std::int64_t layer);
@@ -237,32 +238,33 @@ struct Session::State {
   }
 
   // session_scan.cc
-  static void scan(std::span<Part> parts);
+  static void scan(std::span<SessionStep> parts);
   struct ListTimes {
     double listed = 0;    // seconds until the first list was complete
     double attended = 0;  // seconds until all lists were attended
   };
-  static ListTimes attend_lists(std::span<Part> parts, Helpers& helpers,
+  static ListTimes attend_lists(std::span<SessionStep> parts, Helpers& helpers,
                                 const std::function<void()>& first);
-  static void attend_scanned(std::span<Part> parts, const std::function<void()>& first);
-  DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens,
+  static void attend_scanned(std::span<SessionStep> parts, const std::function<void()>& first);
+  DecodeBackend::ScanOf scan_of(const SessionStep& part, std::int64_t token, std::int64_t tokens,
                                 std::int64_t rows);
-  void scan_and_attend(Part part, std::int64_t token, std::int64_t tokens, std::int64_t rows);
-  bool wants_rows(const Part& part, std::int64_t head) const;
+  void scan_and_attend(SessionStep part, std::int64_t token, std::int64_t tokens,
+                       std::int64_t rows);
+  bool wants_rows(const SessionStep& part, std::int64_t head) const;
   std::int64_t scanned_lists() const;
-  std::int64_t lists_of(const Part& part) const;
-  RowList list_of(const Part& part, std::int64_t task) const;
-  std::int64_t begin_lists(const Part& part);
-  void read_list(const Part& part, const RowList& list, ArrivingRows& rows);
-  void attend_list(const Part& part, const RowList& list, ArrivingRows& rows);
-  std::int64_t rows_listed(const Part& part) const;
+  std::int64_t lists_of(const SessionStep& part) const;
+  RowList list_of(const SessionStep& part, std::int64_t task) const;
+  std::int64_t begin_lists(const SessionStep& part);
+  void drain_list(const SessionStep& part, const RowList& list, ArrivingRows& rows);
+  void attend_list(const SessionStep& part, const RowList& list, ArrivingRows& rows);
+  std::int64_t rows_listed(const SessionStep& part) const;
 
   // session_search.cc
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
   QueryBlock block(const HeadStep& step, std::span<const PositionRange> allowed) const;
   void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
-  static void search_together(std::span<Part> parts);
-  void begin_choice(Part& part);
+  static void search_together(std::span<SessionStep> parts);
+  void begin_choice(SessionStep& part);
   static void search_all(std::int64_t layer, std::span<const Searched> sessions, bool chosen);
   static void search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
                      std::int64_t rows, const GivenEntries* given);
@@ -297,7 +299,7 @@ struct Session::State {
   std::int64_t most_rows(std::int64_t layer) const;
   void search_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
                    const TailParts& out);
-  void scan_more(const Part& part, std::int64_t token, std::int64_t among);
+  void scan_more(const SessionStep& part, std::int64_t token, std::int64_t among);
   std::optional<std::int64_t> next_round(std::int64_t layer, std::int64_t tokens, std::int64_t rows,
                                          bool own, PartialView exact, const TailParts& out);
   ChoosesFor chooses_for() const;
@@ -323,7 +325,7 @@ struct Session::State {
   double measuring_seconds = 0;             // spent on measuring recall; not counted in steps
   bool failed = false;                      // the session lost its window or a step's results
 
-  std::vector<Part> parts;             // of a step whose first session this is
+  std::vector<SessionStep> parts;      // of a step whose first session this is
   PositionRange sees = all_positions;  // positions that queries of this pass of a step meet
   Buffer joined;  // steps by chunks: partials of passes, in the device's memory
   std::vector<HeadStep> heads;

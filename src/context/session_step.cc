@@ -67,16 +67,16 @@ void Session::State::load(PositionRange layers) {
 /// the rows that are found among the rest. While these are searched the device is free for others.
 /// Several sessions go it together, some at a time: a device scans for these at once, and while
 /// threads attend what it lists, this one has it begin with the next.
-void Session::State::step(std::span<Part> parts) {
+void Session::State::step(std::span<SessionStep> parts) {
   ComputeDevice& compute = *parts[0].session->device.compute();
   const Stopwatch whole;
-  std::span<Part> some = parts.first(std::min(parts.size(), begun_together));
+  std::span<SessionStep> some = parts.first(std::min(parts.size(), begun_together));
   DeviceLock lock = compute.lock();
   begin(some);
   take_all(some);
   for (std::size_t next = some.size(); next < parts.size(); next += some.size()) {
     lock = {};
-    const std::span<Part> others =
+    const std::span<SessionStep> others =
         parts.subspan(next, std::min(parts.size() - next, begun_together));
     attend_scanned(some, [&] {
       lock = compute.lock();
@@ -89,12 +89,12 @@ void Session::State::step(std::span<Part> parts) {
   lock = {};
   attend_scanned(some, [] {});
   if (parts.size() > 1) search_together(parts);
-  for (const Part& part : parts) {
+  for (const SessionStep& part : parts) {
     if (part.searched) part.session->retrieve(part);
   }
   lock = compute.lock();
-  for (const Part& part : parts) part.session->finish(part);
-  for (const Part& part : parts) {
+  for (const SessionStep& part : parts) part.session->finish(part);
+  for (const SessionStep& part : parts) {
     SessionStats& stats = part.session->stats;
     stats.steps += part.step.tokens;
     stats.attend_seconds += std::max(
@@ -103,21 +103,21 @@ void Session::State::step(std::span<Part> parts) {
 }
 
 /// Seconds of the step that were search, or no part of it.
-double Session::State::searching(const Part& part) const {
+double Session::State::searching(const SessionStep& part) const {
   return stats.search_seconds + measuring_seconds - part.searching_before;
 }
 
 /// Gives the device the steps of some sessions, and has it begin with their scans, or choices.
-void Session::State::begin(std::span<Part> parts) {
+void Session::State::begin(std::span<SessionStep> parts) {
   const Stopwatch watch;
-  for (Part& part : parts) begin(part);
+  for (SessionStep& part : parts) begin(part);
   // A CUDA device's scan is only begun here.
   const bool cuda = parts[0].session->device.is_cuda();
   const Stopwatch scanning;
   scan(parts);
   const double scanned = cuda ? 0.0 : scanning.seconds();
-  for (Part& part : parts) part.session->begin_choice(part);
-  for (const Part& part : parts) {
+  for (SessionStep& part : parts) part.session->begin_choice(part);
+  for (const SessionStep& part : parts) {
     State& of = *part.session;
     const auto share = 1 / static_cast<double>(parts.size());
     of.times(part.step.layer).q_out += (watch.seconds() - scanned) * share;
@@ -125,7 +125,7 @@ void Session::State::begin(std::span<Part> parts) {
   }
 }
 
-void Session::State::begin(Part& part) {
+void Session::State::begin(SessionStep& part) {
   reach_fault("session.begin");
   State& of = *part.session;
   const AttentionStep& step = part.step;
@@ -140,7 +140,7 @@ void Session::State::begin(Part& part) {
 }
 
 /// Waits for what a step is given.
-void Session::State::take(Part& part) {
+void Session::State::take(SessionStep& part) {
   Lap lap;
   part.given = backend->wait_for_inputs();
   part.queries.data = part.given.q;
@@ -151,18 +151,18 @@ void Session::State::take(Part& part) {
 }
 
 /// The same; rows join the session's, and the device begins with what is attended exactly.
-void Session::State::take_all(std::span<Part> parts) {
-  for (Part& part : parts) {
+void Session::State::take_all(std::span<SessionStep> parts) {
+  for (SessionStep& part : parts) {
     State& of = *part.session;
     of.take(part);
-    naming(part.number, [&] { of.append(part); });
+    naming(part.session_index, [&] { of.append(part); });
     Lap lap;
     of.attend_exact(part.step.layer);
     lap(of.times(part.step.layer).window);
   }
 }
 
-void Session::State::finish(const Part& part) {
+void Session::State::finish(const SessionStep& part) {
   Lap lap;
   if (part.searched) {
     backend->add(part.found);
@@ -178,7 +178,7 @@ void Session::State::attend_exact(std::int64_t layer) {
 }
 
 /// x: [tokens, heads, head_dim], which are the step's tokens.
-void Session::State::check_finite(const Part& part, std::string_view what, const float* x,
+void Session::State::check_finite(const SessionStep& part, std::string_view what, const float* x,
                                   std::int64_t tokens, std::int64_t heads) const {
   const std::int64_t d = shape.head_dim;
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
@@ -189,7 +189,7 @@ void Session::State::check_finite(const Part& part, std::string_view what, const
 }
 
 /// Takes the next tokens of a layer, unless K and V have none.
-void Session::State::append(const Part& part) {
+void Session::State::append(const SessionStep& part) {
   Lap lap;
   const std::int64_t layer = part.step.layer;
   const DecodeBackend::Step& given = part.given;
@@ -210,12 +210,12 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 
 /// How many tokens are retrieved for at a time. What a scan gives is small; with a large k, what a
 /// search gives is large.
-std::int64_t Session::State::tokens_at_once(const Part& part) const {
+std::int64_t Session::State::tokens_at_once(const SessionStep& part) const {
   return step_spec.codes ? backend->scan_tokens(first_rows(part.step.layer))
                          : tokens_searched(part);
 }
 
-std::int64_t Session::State::tokens_searched(const Part& part) const {
+std::int64_t Session::State::tokens_searched(const SessionStep& part) const {
   const std::int64_t rows =
       std::min(most_rows(part.step.layer), part.queries.first + part.queries.tokens);
   return std::max<std::int64_t>(1, search_memory / (shape.q_heads * search_bytes * rows));
@@ -233,7 +233,7 @@ TailParts Session::State::estimated(PartialView found, std::int64_t first, std::
 
 /// Searches for the queries, attends what is found and merges it into part.found, some tokens at a
 /// time.
-void Session::State::retrieve(const Part& part) {
+void Session::State::retrieve(const SessionStep& part) {
   const std::int64_t layer = part.step.layer;
   const TokenQueries& queries = part.queries;
   if (host_estimates()) {
