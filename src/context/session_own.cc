@@ -43,7 +43,7 @@ void Session::State::take_own(std::int64_t layer, std::int64_t head, const Token
   const std::int64_t before = own_rows(layer, queries.first).end;
   HeadStep& step = heads[static_cast<std::size_t>(head)];
   for (std::int64_t i = 0; i < step.count(); ++i) {
-    const std::int64_t token = step.numbers[static_cast<std::size_t>(i)] / shape.group();
+    const std::int64_t token = step.query_ids[static_cast<std::size_t>(i)] / shape.group();
     const PositionRange range = own_rows(layer, queries.first + token);
     step.selector.take(segments.size() - 1, i, {std::max(before, range.begin), range.end});
   }

@@ -183,7 +183,8 @@ ChoosesFor Session::State::chooses_for() const {
   return most;
 }
 
-/// Sets HeadStep::more, and tells whether there are any. below_k: they have fewer than k rows.
+/// Sets HeadStep::unsatisfied, and tells whether there are any. below_k: they have fewer than k
+/// rows.
 bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialView exact,
                                    const TailParts& out) {
   tail_shares.resize(static_cast<std::size_t>(tokens * shape.q_heads));
@@ -224,33 +225,33 @@ bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialVie
   bool some = false;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     HeadStep& step = heads[static_cast<std::size_t>(head)];
-    step.more.clear();
+    step.unsatisfied.clear();
     const std::int64_t shared = chooses == ChoosesFor::question ? step.count() : alone;
     for (std::int64_t first = 0; first < step.count(); first += shared) {
       bool more = false;
       for (std::int64_t i = first; i < first + shared; ++i) more = more || asks(place(head, i));
-      for (std::int64_t i = first; more && i < first + shared; ++i) step.more.push_back(i);
+      for (std::int64_t i = first; more && i < first + shared; ++i) step.unsatisfied.push_back(i);
     }
-    some = some || !step.more.empty();
+    some = some || !step.unsatisfied.empty();
   }
   return some;
 }
 
-/// Goes on with the queries of HeadStep::more alone, which have attended nothing but, where there
-/// are such, the session's own rows that no window holds.
+/// Goes on with the queries of HeadStep::unsatisfied alone, which have attended nothing but, where
+/// there are such, the session's own rows that no window holds.
 void Session::State::begin_again(bool own, PartialView out) {
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     HeadStep& step = heads[static_cast<std::size_t>(head)];
-    for (const std::int64_t i : step.more) {
+    for (const std::int64_t i : step.unsatisfied) {
       stats.rows_retrieved -= step.selector.rows(i, searched_segments());
       const PartialView part = out.part(place(head, i));
       empty(part);
       if (own) merge(part, own_rest.view().part(place(head, i)));
     }
-    step.selector.keep(step.more);
-    keep(step.more, shape.head_dim, step.queries);
-    for (auto& ranges : step.allowed) keep(step.more, 1, ranges);
-    keep(step.more, 1, step.numbers);
+    step.selector.keep(step.unsatisfied);
+    keep(step.unsatisfied, shape.head_dim, step.queries);
+    for (auto& ranges : step.allowed) keep(step.unsatisfied, 1, ranges);
+    keep(step.unsatisfied, 1, step.query_ids);
   }
 }
 
@@ -271,7 +272,7 @@ void Session::State::attend_all(std::int64_t layer, const TokenQueries& queries,
       HeadStep& step = heads[static_cast<std::size_t>(head)];
       const std::int64_t count = step.count();
       const auto token = [&](std::int64_t i) {
-        return step.numbers[static_cast<std::size_t>(i)] / shape.group();
+        return step.query_ids[static_cast<std::size_t>(i)] / shape.group();
       };
       const RowsView rows = context->rows(layer, head);
       const PositionRange range = seen_of(segments[0], layer);

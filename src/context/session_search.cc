@@ -23,8 +23,8 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const std::int64_t count = queries.tokens * group;
-  step.numbers.resize(static_cast<std::size_t>(count));
-  std::iota(step.numbers.begin(), step.numbers.end(), 0);
+  step.query_ids.resize(static_cast<std::size_t>(count));
+  std::iota(step.query_ids.begin(), step.query_ids.end(), 0);
   step.queries.resize(static_cast<std::size_t>(count * d));
   for (auto& allowed : step.allowed) allowed.assign(static_cast<std::size_t>(count), {});
   const auto searched = std::span(segments).first(searched_segments());
@@ -47,8 +47,8 @@ QueryBlock Session::State::block(const HeadStep& step,
   const std::int64_t group = shape.group();
   bool whole = step.count() % group == 0;
   for (std::int64_t i = 0; whole && i < step.count(); ++i) {
-    const std::int64_t first = step.numbers[static_cast<std::size_t>(i / group * group)];
-    whole = first % group == 0 && step.numbers[static_cast<std::size_t>(i)] == first + i % group;
+    const std::int64_t first = step.query_ids[static_cast<std::size_t>(i / group * group)];
+    whole = first % group == 0 && step.query_ids[static_cast<std::size_t>(i)] == first + i % group;
   }
   return {.data = step.queries.data(),
           .count = step.count(),
@@ -137,7 +137,7 @@ void Session::State::choose(std::int64_t layer, std::int64_t head, const TokenQu
 std::int64_t Session::State::place(std::int64_t head, std::int64_t query) const {
   const std::int64_t group = shape.group();
   const std::int64_t i =
-      heads[static_cast<std::size_t>(head)].numbers[static_cast<std::size_t>(query)];
+      heads[static_cast<std::size_t>(head)].query_ids[static_cast<std::size_t>(query)];
   return i / group * shape.q_heads + head * group + i % group;
 }
 

@@ -92,9 +92,9 @@ struct Session::State {
     std::vector<float> ceilings;  // per query: bound for scores of all other rows
     Partial estimate, rare;       // the tail's partials: its estimate, and rare rows
     std::vector<TailNoise> noise;
-    std::vector<std::int64_t> more;  // queries for which a rule asks for more rows
+    std::vector<std::int64_t> unsatisfied;  // queries for which a rule asks for more rows
 
-    std::int64_t count() const { return std::ssize(numbers); }
+    std::int64_t count() const { return std::ssize(query_ids); }
   };
 
   /// Counts of how many parts of each task are done. add() is safe from many threads.
