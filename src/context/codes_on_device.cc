@@ -77,8 +77,8 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
   return head;
 }
 
-std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
-                                            const Segment& segment, const SegmentIndex& index) {
+std::shared_ptr<const DeviceCodes> upload_codes(const Device& device, const AttentionShape& shape,
+                                                const Segment& segment, const SegmentIndex& index) {
   if (!device.is_cuda()) return codes_on_host(shape, segment, index);
   const std::shared_ptr<ComputeDevice>& compute = device.compute();
   if (!compute->scans_codes(shape) || !can_be_scanned(index, most_code_bytes)) return nullptr;
@@ -114,7 +114,7 @@ void refuse_index(const Device& device, const OutOfMemory& error) {
                   error.what()));
 }
 
-bool chooses_by_scan(const RetrievalOptions& options) {
+bool can_use_scan(const RetrievalOptions& options) {
   const bool none = options.tail == no_tail;
   const bool own =
       options.tail.empty() || (!none && IndexSpec(options.tail) == IndexSpec(options.index));
@@ -125,7 +125,7 @@ std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptio
                                std::int64_t tokens, const DeviceSizes& device) {
   const auto index = IndexSpec(options.index).make();
   const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
-  if (codes == nullptr || options.host_search || !chooses_by_scan(options) ||
+  if (codes == nullptr || options.host_search || !can_use_scan(options) ||
       !device.scans_codes(shape) || options.dense_layers >= shape.layers || tokens > most_scanned) {
     return 0;
   }

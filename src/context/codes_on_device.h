@@ -30,8 +30,8 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
 ///
 /// segment: the segment that the index is over. Safe from many threads, none of which may hold the
 /// device's lock. Throws OutOfMemory as refuse_index does.
-std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
-                                            const Segment& segment, const SegmentIndex& index);
+std::shared_ptr<const DeviceCodes> upload_codes(const Device& device, const AttentionShape& shape,
+                                                const Segment& segment, const SegmentIndex& index);
 
 /// Throws OutOfMemory for codes or key summaries that a device has no room for. The message says
 /// what to do.
@@ -39,7 +39,7 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
 
 /// Returns whether these options choose rows, and make a tail, in the way of scans. The tail is
 /// then the index's own or none, and each query head chooses for itself.
-bool chooses_by_scan(const RetrievalOptions& options);
+bool can_use_scan(const RetrievalOptions& options);
 
 /// Returns the bytes that codes would take of a device, which need not be there
 /// (device_index_bytes). 0: the device would scan no codes.

@@ -9,9 +9,9 @@
 
 namespace topkv {
 
-std::shared_ptr<const DeviceSelection> selection_on(const Device& device,
-                                                    const AttentionShape& shape,
-                                                    const SegmentIndex& index) {
+std::shared_ptr<const DeviceSelection> upload_key_summaries(const Device& device,
+                                                            const AttentionShape& shape,
+                                                            const SegmentIndex& index) {
   if (!device.is_cuda()) return nullptr;
   const std::shared_ptr<ComputeDevice>& compute = device.compute();
   const std::lock_guard lock(index.mutex);

@@ -16,9 +16,9 @@ namespace topkv {
 ///
 /// The first call makes the copy. The index keeps it, as codes_on does. Safe from many threads,
 /// none of which may hold the device's lock. Throws OutOfMemory as refuse_index does.
-std::shared_ptr<const DeviceSelection> selection_on(const Device& device,
-                                                    const AttentionShape& shape,
-                                                    const SegmentIndex& index);
+std::shared_ptr<const DeviceSelection> upload_key_summaries(const Device& device,
+                                                            const AttentionShape& shape,
+                                                            const SegmentIndex& index);
 
 /// Returns the bytes that key summaries would take of a device, which need not be there. 0: the
 /// host would search.

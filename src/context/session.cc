@@ -108,9 +108,9 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   step_spec.tail = retrieves && options.tail != no_tail;
   step_spec.has_row_rules = step_spec.tail && (options.mass || options.error);
   const bool on_device = device.is_cuda() && !options.host_search;
-  if (retrieves && chooses_by_scan(options) &&
+  if (retrieves && can_use_scan(options) &&
       (device.is_cuda() ? on_device : IndexSpec(options.index).has_tail())) {
-    step_spec.codes = codes_on(device, shape, segments[0], *indices[0]);
+    step_spec.codes = upload_codes(device, shape, segments[0], *indices[0]);
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       step_spec.usual_rows = std::max(step_spec.usual_rows, first_rows(l));
       step_spec.most_rows = std::max(step_spec.most_rows, most_scanned(l));
@@ -118,7 +118,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   }
   if (step_spec.codes) stats.device_index_bytes = step_spec.codes->memory();
   if (retrieves && on_device && !step_spec.codes && indices[0] != nullptr)
-    step_spec.selection = selection_on(device, shape, *indices[0]);
+    step_spec.selection = upload_key_summaries(device, shape, *indices[0]);
   if (step_spec.selection) {
     stats.device_index_bytes = step_spec.selection->memory();
     for (std::int64_t l = 0; l < shape.layers; ++l) {

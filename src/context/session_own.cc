@@ -108,7 +108,7 @@ void Session::State::code_own() {
   try {
     reach_fault("session.code_own");
     next.segment.indices = {build_index(indices[0]->spec, shape, next.segment, {}, device)};
-    next.codes = codes_on(device, shape, next.segment, *next.segment.indices[0]);
+    next.codes = upload_codes(device, shape, next.segment, *next.segment.indices[0]);
     reach_fault("session.scan_own");
     room = next.codes != nullptr;  // null: there are more than a scan can count
     const auto lock = device.compute()->lock();
