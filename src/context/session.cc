@@ -299,8 +299,8 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   }
   if (sessions.size() > 1) check_step(shape, whole_of(step, std::ssize(sessions)));
   for (std::size_t i = 0; !reads && i < sessions.size(); ++i) {
-    naming(sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1,
-           [&] { sessions[i]->state_->check_turn(step.layer, step.tokens); });
+    with_session_in_errors(sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1,
+                           [&] { sessions[i]->state_->check_turn(step.layer, step.tokens); });
   }
   for (Session* session : sessions) {
     check_chunks(shape, step, session->state_->position(step.layer),

@@ -62,7 +62,7 @@ AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, 
 /// Calls work(). An InvalidArgument that it throws is rethrown with the number of the session in
 /// its message, unless that is -1, for a session alone.
 template <class Work>
-void naming(std::int64_t session, const Work& work) {
+void with_session_in_errors(std::int64_t session, const Work& work) {
   try {
     work();
   } catch (const InvalidArgument& error) {

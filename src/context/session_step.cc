@@ -155,7 +155,7 @@ void Session::State::take_all(std::span<SessionStep> parts) {
   for (SessionStep& part : parts) {
     State& of = *part.session;
     of.take(part);
-    naming(part.session_index, [&] { of.append(part); });
+    with_session_in_errors(part.session_index, [&] { of.append(part); });
     Lap lap;
     of.attend_exact(part.step.layer);
     lap(of.times(part.step.layer).window);
