@@ -46,7 +46,7 @@ void ScanProgress::drain_list(int* list, std::int64_t most, Wait wait,
     for (; next < end && load(*next) != ScanRoom::not_listed; ++next) on_row(*next);
   };
   const auto listed = [](int x) { return x != ScanRoom::not_listed; };
-  const std::int64_t count = wait_for(*list, listed, asks, [&] {
+  const std::int64_t count = wait_for(*list, listed, wait, [&] {
     const Stopwatch looked;
     meet(begin + most);
     for (bool more = true; looked.seconds() < between_looks;) {
@@ -65,7 +65,7 @@ template <class Is, class Use>
 int ScanProgress::wait_for(int& place, const Is& is, Wait wait, const Use& while_waiting) {
   int x = 0;
   const auto come = [&] { return is(x = load(place)); };
-  wait_busily(come, meanwhile, [&] {
+  wait_busily(come, while_waiting, [&] {
     if (wait == Wait::poll_driver) release_abandoned_waiters();
     if (over_ && !come()) throw Error("a scan over codes ended without its results");
   });

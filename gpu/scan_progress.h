@@ -24,7 +24,7 @@ class ScanProgress {
   /// All of it has been given to the stream.
   void end(cudaStream_t stream) { listed_.record(stream); }
 
-  /// As DecodeBackend::watch.
+  /// As DecodeBackend::release_abandoned_waiters.
   void release_abandoned_waiters();
 
   /// Waits until a step's turn is at the place.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "index/faiss_clustering.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"
@@ -21,17 +21,17 @@ namespace {
 
 constexpr std::int64_t clusters_at_a_time = 512;  // that a thread scores
 
-class RetroinferKind final : public ClusterKind {
+class RetroinferFactory final : public ClusterFactory {
  public:
-  RetroinferKind(ClusterParams params, bool estimates)
+  RetroinferFactory(ClusterParams params, bool estimates)
       : params_(std::move(params)), estimates_(estimates) {}
   std::string text() const override { return params_.text; }
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<ClusterIndex>(params_);
   }
   bool has_tail() const override { return estimates_; }
-  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
-                                         const RowsView& rows, Archive& archive) const override {
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index, const RowsView& rows,
+                                         Archive& archive) const override {
     if (!has_tail()) return nullptr;
     return transfer_summaries(tail, rows, dynamic_cast<const ClusterIndex&>(index).grouping(),
                               false, archive);
@@ -281,7 +281,7 @@ void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
               &found[static_cast<std::size_t>(h)], 1);
 }
 
-std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,
+std::shared_ptr<const IndexFactory> retroinfer_factory(std::string_view spec,
                                                        std::string_view options) {
   std::int64_t size = 16;
   std::int64_t segment = 8192;
@@ -289,7 +289,7 @@ std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,
   parse_options(
       spec, options,
       {{"size", &size, 1, 4096}, {"segment", &segment, 1, 1 << 24}, {"v", &values, 0, 1}});
-  return std::make_shared<RetroinferKind>(
+  return std::make_shared<RetroinferFactory>(
       ClusterParams{
           .text = fmt::format("retroinfer:size={},segment={},v={}", size, segment, values),
           .keys_per_cluster = static_cast<double>(size),

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "index/clustering.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/row_summaries.h"
 #include "index/rule_based_index.h"
 #include "src/core/huge_vector.h"
@@ -102,7 +102,7 @@ class ClusterIndex : public RuleBasedIndex {
 };
 
 /// Of indices that cluster keys.
-class ClusterKind : public IndexSpec::Kind {
+class ClusterFactory : public IndexFactory {
  public:
   bool ranks_keys() const override { return false; }
   bool is_clustered() const override { return true; }
@@ -113,7 +113,7 @@ class ClusterKind : public IndexSpec::Kind {
 };
 
 /// spec: the whole string; options: what follows the colon. Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,
+std::shared_ptr<const IndexFactory> retroinfer_factory(std::string_view spec,
                                                        std::string_view options);
 
 }  // namespace topkv

@@ -10,7 +10,7 @@
 #include "index/code_tail.h"
 #include "index/scratch.h"
 #include "index/spec.h"
-#include "index/tail_kind.h"
+#include "index/tail_factory.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
@@ -22,9 +22,9 @@ constexpr std::int64_t encode_keys = 8192;  // that a thread encodes at a time
 /// Of 128 dims, that bytes of codes are given for.
 std::int64_t units_of(std::int64_t dim) { return (dim + 127) / 128; }
 
-class CodesKind : public IndexSpec::Kind {
+class CodesFactory : public IndexFactory {
  public:
-  explicit CodesKind(const CodesParams& params) : params_(params) {}
+  explicit CodesFactory(const CodesParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<CodesIndex>(params_); }
   void check(std::int64_t dim, std::int64_t /*keys*/) const override {
@@ -43,8 +43,8 @@ class CodesKind : public IndexSpec::Kind {
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows,
                                       params_.bits_of_value(rows.dim()), stop, accelerator.encoder);
   }
-  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
-                                         const RowsView& rows, Archive& archive) const override {
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index, const RowsView& rows,
+                                         Archive& archive) const override {
     if (!has_tail()) return nullptr;
     return transfer_codes(tail, index, rows, params_.bits_of_value(rows.dim()), archive);
   }
@@ -64,9 +64,9 @@ class CodesKind : public IndexSpec::Kind {
   CodesParams params_;
 };
 
-class MeanKind final : public CodesKind {
+class MeanFactory final : public CodesFactory {
  public:
-  MeanKind() : CodesKind(CodesParams{}) {}
+  MeanFactory() : CodesFactory(CodesParams{}) {}
   std::string text() const override { return "mean"; }
   void check_index() const override { refuse_as_index(text()); }
   bool is_served_by(const KeyIndex& index) const override {
@@ -78,8 +78,8 @@ class MeanKind final : public CodesKind {
                                      const std::stop_token& stop) const override {
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop);
   }
-  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
-                                         const RowsView& rows, Archive& archive) const override {
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index, const RowsView& rows,
+                                         Archive& archive) const override {
     return transfer_codes(tail, index, rows, 0, archive);
   }
 };
@@ -120,7 +120,7 @@ void CodesIndex::build_with(CodeEncoder* encoder, const KeyView& keys,
 void CodesIndex::insert_judged(std::int64_t first, std::vector<float>& residuals,
                                const std::stop_token& stop) {
   if (first == 0) {
-    CodesKind(params_).check(keys().dim, 0);
+    CodesFactory(params_).check(keys().dim, 0);
     coder_ = KeyCoder(keys(), params_.bytes_of_key(keys().dim));
   }
   const std::int64_t count = keys().count - first;
@@ -155,8 +155,7 @@ void CodesIndex::structure_fields(Archive& archive) {
   coder_.fields(keys().dim, params_.bytes_of_key(keys().dim), archive);
   archive.array(codes_);
   if (!archive.reading()) return;
-  archive.check(std::ssize(codes_) == coder_.bytes_for(size()),
-                "there are other codes than keys");
+  archive.check(std::ssize(codes_) == coder_.bytes_for(size()), "there are other codes than keys");
 }
 
 void CodesIndex::clear_structure() {
@@ -183,13 +182,13 @@ void CodesIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
   pass.run(tokens);
 }
 
-std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options) {
+std::shared_ptr<const IndexFactory> codes_factory(std::string_view spec, std::string_view options) {
   CodesParams params;
   parse_options(spec, options,
                 {{"k", &params.key_bytes, 1, 64}, {"v", &params.value_bytes, 0, 16}});
-  return std::make_shared<CodesKind>(params);
+  return std::make_shared<CodesFactory>(params);
 }
 
-std::shared_ptr<const IndexSpec::Kind> mean_kind() { return std::make_shared<MeanKind>(); }
+std::shared_ptr<const IndexFactory> mean_factory() { return std::make_shared<MeanFactory>(); }
 
 }  // namespace topkv

@@ -66,10 +66,10 @@ class CodesIndex final : public ApproximateIndex {
 };
 
 /// spec: the whole string; options: what follows "codes:". Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options);
+std::shared_ptr<const IndexFactory> codes_factory(std::string_view spec, std::string_view options);
 
 /// "mean", a tail alone: keys' codes of 16 bytes tell the masses of rows, and the mean of all rows'
 /// values is what they add. Any index of such codes serves it.
-std::shared_ptr<const IndexSpec::Kind> mean_kind();
+std::shared_ptr<const IndexFactory> mean_factory();
 
 }  // namespace topkv

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
@@ -31,9 +31,9 @@ void add_weights(const PrefillQueries& queries, std::int64_t number, const KeyVi
   }
 }
 
-class EvictingKind final : public IndexSpec::Kind {
+class EvictingFactory final : public IndexFactory {
  public:
-  explicit EvictingKind(Evicts by) : by_(by) {}
+  explicit EvictingFactory(Evicts by) : by_(by) {}
   std::string text() const override { return by_ == Evicts::h2o ? "h2o" : "tova"; }
   bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<EvictingIndex>(by_); }
@@ -93,12 +93,12 @@ void EvictingIndex::choose(const TokenHeads& /*token*/, PositionRange allowed, s
   for (auto& list : found.subspan(1)) list = first;
 }
 
-std::shared_ptr<const IndexSpec::Kind> h2o_kind() {
-  return std::make_shared<EvictingKind>(Evicts::h2o);
+std::shared_ptr<const IndexFactory> h2o_factory() {
+  return std::make_shared<EvictingFactory>(Evicts::h2o);
 }
 
-std::shared_ptr<const IndexSpec::Kind> tova_kind() {
-  return std::make_shared<EvictingKind>(Evicts::tova);
+std::shared_ptr<const IndexFactory> tova_factory() {
+  return std::make_shared<EvictingFactory>(Evicts::tova);
 }
 
 void EvictingIndex::fields(Archive& archive) {

@@ -49,7 +49,7 @@ class EvictingIndex final : public RuleBasedIndex {
   std::vector<std::int64_t> ranked_;  // all positions, those kept longest first
 };
 
-std::shared_ptr<const IndexSpec::Kind> h2o_kind();
-std::shared_ptr<const IndexSpec::Kind> tova_kind();
+std::shared_ptr<const IndexFactory> h2o_factory();
+std::shared_ptr<const IndexFactory> tova_factory();
 
 }  // namespace topkv

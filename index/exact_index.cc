@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/ranking.h"
 #include "index/sample.h"
 #include "index/scan.h"
@@ -254,8 +254,8 @@ void ExactIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult&
   }
 }
 
-std::shared_ptr<const IndexSpec::Kind> exact_kind() {
-  class Exact final : public IndexSpec::Kind {
+std::shared_ptr<const IndexFactory> exact_factory() {
+  class Exact final : public IndexFactory {
     std::string text() const override { return "exact"; }
     bool grows() const override { return true; }
     /// Keys alone: there is nothing to keep.

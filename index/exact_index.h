@@ -31,6 +31,6 @@ class ExactIndex final : public KeyIndex {
   std::atomic<std::int64_t> inserted_ = 0;
 };
 
-std::shared_ptr<const IndexSpec::Kind> exact_kind();
+std::shared_ptr<const IndexFactory> exact_factory();
 
 }  // namespace topkv

@@ -21,7 +21,7 @@
 #include "index/faiss_keys.h"
 #include "index/faiss_make.h"
 #include "index/faiss_spec.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/scratch.h"
 #include "index/spec.h"
 #include "src/core/threads.h"
@@ -308,9 +308,9 @@ class FaissIndex final : public ApproximateIndex {
   LinkResiduals link_residuals_;  // of a graph
 };
 
-class FaissKind final : public IndexSpec::Kind {
+class FaissFactory final : public IndexFactory {
  public:
-  explicit FaissKind(FaissSpec spec) : spec_(std::move(spec)) {}
+  explicit FaissFactory(FaissSpec spec) : spec_(std::move(spec)) {}
   std::string text() const override { return spec_.text(); }
   void check(std::int64_t dim, std::int64_t keys) const override {
     check_faiss_sizes(spec_, dim, keys);
@@ -323,8 +323,8 @@ class FaissKind final : public IndexSpec::Kind {
 
 }  // namespace
 
-std::shared_ptr<const IndexSpec::Kind> faiss_kind(std::string_view spec, std::string_view text) {
-  return std::make_shared<FaissKind>(FaissSpec::parse(spec, text));
+std::shared_ptr<const IndexFactory> faiss_factory(std::string_view spec, std::string_view text) {
+  return std::make_shared<FaissFactory>(FaissSpec::parse(spec, text));
 }
 
 }  // namespace topkv

@@ -15,6 +15,6 @@ namespace topkv {
 
 /// spec: the whole string; text: what follows "faiss:" (see faiss_spec.h). Throws
 /// InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> faiss_kind(std::string_view spec, std::string_view text);
+std::shared_ptr<const IndexFactory> faiss_factory(std::string_view spec, std::string_view text);
 
 }  // namespace topkv

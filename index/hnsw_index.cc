@@ -12,7 +12,7 @@
 
 #include "index/approximate_index.h"
 #include "index/hnsw_graph.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/spec.h"
 #include "topkv/error.h"
 
@@ -108,9 +108,9 @@ class HnswIndex final : public ApproximateIndex {
   LinkResiduals link_residuals_;
 };
 
-class HnswKind final : public IndexSpec::Kind {
+class HnswFactory final : public IndexFactory {
  public:
-  explicit HnswKind(const HnswParams& params) : params_(params) {}
+  explicit HnswFactory(const HnswParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   bool grows() const override { return true; }
   void check(std::int64_t, std::int64_t keys) const override { check_count(params_, keys); }
@@ -122,12 +122,12 @@ class HnswKind final : public IndexSpec::Kind {
 
 }  // namespace
 
-std::shared_ptr<const IndexSpec::Kind> hnsw_kind(std::string_view spec, std::string_view options) {
+std::shared_ptr<const IndexFactory> hnsw_factory(std::string_view spec, std::string_view options) {
   HnswParams params;
   parse_options(
       spec, options,
       {{"M", &params.m, 2, 512}, {"efc", &params.efc, 1, 100000}, {"ef", &params.ef, 0, 1000000}});
-  return std::make_shared<HnswKind>(params);
+  return std::make_shared<HnswFactory>(params);
 }
 
 }  // namespace topkv

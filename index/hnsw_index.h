@@ -16,6 +16,6 @@ namespace topkv {
 ///   M    links per node (twice as many on the ground floor); more: better recall, more memory
 ///   efc  candidates examined per inserted key; more: better graph, slower build
 ///   ef   candidates kept by a search; 0: follows k
-std::shared_ptr<const IndexSpec::Kind> hnsw_kind(std::string_view spec, std::string_view options);
+std::shared_ptr<const IndexFactory> hnsw_factory(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

@@ -10,7 +10,7 @@
 #include "index/exact_index.h"
 #include "index/faiss_index.h"
 #include "index/hnsw_index.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/inserting_index.h"
 #include "index/ivf_index.h"
 #include "index/lowrank_index.h"
@@ -28,34 +28,34 @@ namespace {
 
 struct Plain {
   std::string_view name;
-  std::shared_ptr<const IndexSpec::Kind> (*make)();
+  std::shared_ptr<const IndexFactory> (*make)();
 };
-constexpr Plain plain_kinds[] = {{"exact", exact_kind},
-                                 {"mean", mean_kind},
-                                 {"none", none_kind},
-                                 {"h2o", h2o_kind},
-                                 {"tova", tova_kind}};
+constexpr Plain plain_kinds[] = {{"exact", exact_factory},
+                                 {"mean", mean_factory},
+                                 {"none", none_factory},
+                                 {"h2o", h2o_factory},
+                                 {"tova", tova_factory}};
 
 struct WithOptions {
   std::string_view name;
   std::string_view example;  // empty: the kind itself tells what is missing
-  std::shared_ptr<const IndexSpec::Kind> (*make)(std::string_view spec, std::string_view options);
+  std::shared_ptr<const IndexFactory> (*make)(std::string_view spec, std::string_view options);
 };
 constexpr WithOptions kinds_with_options[] = {
-    {"codes", "codes:k=16", codes_kind},
-    {"faiss", "", faiss_kind},
-    {"hnsw", "hnsw:M=16", hnsw_kind},
-    {"ivf", "ivf:size=32", ivf_kind},
-    {"quest", "quest:page=16", quest_kind},
-    {"sparq", "sparq:r=32", sparq_kind},
-    {"squeezed", "squeezed:c=5", squeezed_kind},
-    {"retroinfer", "retroinfer:size=16", retroinfer_kind},
-    {"lowrank", "lowrank:r=16", lowrank_kind},
-    {"pages", "pages:size=16", pages_kind},
-    {"sample", "sample:rows=256", sample_kind},
+    {"codes", "codes:k=16", codes_factory},
+    {"faiss", "", faiss_factory},
+    {"hnsw", "hnsw:M=16", hnsw_factory},
+    {"ivf", "ivf:size=32", ivf_factory},
+    {"quest", "quest:page=16", quest_factory},
+    {"sparq", "sparq:r=32", sparq_factory},
+    {"squeezed", "squeezed:c=5", squeezed_factory},
+    {"retroinfer", "retroinfer:size=16", retroinfer_factory},
+    {"lowrank", "lowrank:r=16", lowrank_factory},
+    {"pages", "pages:size=16", pages_factory},
+    {"sample", "sample:rows=256", sample_factory},
 };
 
-std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
+std::shared_ptr<const IndexFactory> parse(std::string_view spec) {
   const std::size_t colon = spec.find(':');
   const std::string_view name = spec.substr(0, colon);
   const bool has_rest = colon != std::string_view::npos;
@@ -94,9 +94,9 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
 
 }  // namespace
 
-IndexSpec::IndexSpec(std::string_view text) : kind_(parse(text)), text_(kind_->text()) {}
+IndexSpec::IndexSpec(std::string_view text) : factory_(parse(text)), text_(factory_->text()) {}
 
-bool IndexSpec::grows() const { return kind_->grows(); }
+bool IndexSpec::grows() const { return factory_->grows(); }
 
 void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
   if (dim < 1 || keys < 0) {
@@ -104,24 +104,24 @@ void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
         fmt::format("index {}: {} keys of {} elements; expected none or more, of at least 1", text_,
                     keys, dim));
   }
-  kind_->check(dim, keys);
+  factory_->check(dim, keys);
 }
 
-bool IndexSpec::has_tail() const { return kind_->has_tail(); }
+bool IndexSpec::has_tail() const { return factory_->has_tail(); }
 
-bool IndexSpec::has_code_tail() const { return kind_->is_coded() && kind_->has_tail(); }
+bool IndexSpec::has_code_tail() const { return factory_->is_coded() && factory_->has_tail(); }
 
-bool IndexSpec::learns_queries() const { return kind_->learns_queries(); }
+bool IndexSpec::learns_queries() const { return factory_->learns_queries(); }
 
-void IndexSpec::check_index() const { kind_->check_index(); }
+void IndexSpec::check_index() const { factory_->check_index(); }
 
-void IndexSpec::Kind::transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const {
+void IndexFactory::transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const {
   dynamic_cast<InsertingIndex&>(index).transfer(keys, archive);
 }
 
 std::unique_ptr<KeyIndex> IndexSpec::make() const {
   check_index();
-  return kind_->make();
+  return factory_->make();
 }
 
 std::unique_ptr<KeyIndex> make_index(std::string_view spec) { return IndexSpec(spec).make(); }

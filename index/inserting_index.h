@@ -19,7 +19,7 @@ class InsertingIndex : public KeyIndex {
   std::int64_t inserted() const final { return inserted_.load(std::memory_order_relaxed); }
   std::int64_t size() const final { return keys_.size(); }
 
-  /// IndexSpec::Kind::transfer.
+  /// IndexFactory::transfer.
   void transfer(const KeyView& keys, Archive& archive);
 
  protected:

@@ -9,7 +9,7 @@
 
 #include "index/approximate_index.h"
 #include "index/clustered_keys.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/rule_based_index.h"
 #include "index/scan.h"
 #include "index/scratch.h"
@@ -158,9 +158,9 @@ class IvfIndex final : public ApproximateIndex {
   ClusteredKeys lists_;
 };
 
-class IvfKind final : public IndexSpec::Kind {
+class IvfFactory final : public IndexFactory {
  public:
-  explicit IvfKind(const IvfParams& params) : params_(params) {}
+  explicit IvfFactory(const IvfParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   /// A group reads the lists that any of its heads would.
   ChoosesFor chooses_for() const override { return ChoosesFor::group; }
@@ -172,11 +172,11 @@ class IvfKind final : public IndexSpec::Kind {
 
 }  // namespace
 
-std::shared_ptr<const IndexSpec::Kind> ivf_kind(std::string_view spec, std::string_view options) {
+std::shared_ptr<const IndexFactory> ivf_factory(std::string_view spec, std::string_view options) {
   IvfParams params;
   parse_options(spec, options,
                 {{"size", &params.size, 1, 1 << 16}, {"share", &params.share, 1, 1 << 16}});
-  return std::make_shared<IvfKind>(params);
+  return std::make_shared<IvfFactory>(params);
 }
 
 }  // namespace topkv

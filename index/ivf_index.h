@@ -22,6 +22,6 @@ namespace topkv {
 ///   share  a query reads one of so many keys, but 48 times as many as are wanted at least (the
 ///   wanted
 ///          are k and a margin: some 4,600 keys for k = 64); fewer: better recall, slower search
-std::shared_ptr<const IndexSpec::Kind> ivf_kind(std::string_view spec, std::string_view options);
+std::shared_ptr<const IndexFactory> ivf_factory(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

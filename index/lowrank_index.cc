@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"
@@ -25,9 +25,9 @@ struct LowrankWorkspace {
   ScanKeeper keeper;
 };
 
-class LowrankKind final : public IndexSpec::Kind {
+class LowrankFactory final : public IndexFactory {
  public:
-  explicit LowrankKind(std::int64_t rank) : rank_(rank) {}
+  explicit LowrankFactory(std::int64_t rank) : rank_(rank) {}
   std::string text() const override { return fmt::format("lowrank:r={}", rank_); }
   void check(std::int64_t dim, std::int64_t /*keys*/) const override {
     CodeAxes::check(text(), dim);
@@ -55,7 +55,7 @@ void LowrankIndex::clear() {
 
 void LowrankIndex::insert(std::int64_t first, const std::stop_token& stop) {
   if (first == 0) {
-    LowrankKind(rank_).check(keys().dim, 0);
+    LowrankFactory(rank_).check(keys().dim, 0);
     std::vector<float> sample;
     axes_ = CodeAxes(keys(), sample);
   }
@@ -102,11 +102,11 @@ void LowrankIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
   }
 }
 
-std::shared_ptr<const IndexSpec::Kind> lowrank_kind(std::string_view spec,
+std::shared_ptr<const IndexFactory> lowrank_factory(std::string_view spec,
                                                     std::string_view options) {
   std::int64_t rank = 16;
   parse_options(spec, options, {{"r", &rank, 1, CodeAxes::most_dims}});
-  return std::make_shared<LowrankKind>(rank);
+  return std::make_shared<LowrankFactory>(rank);
 }
 
 void LowrankIndex::fields(Archive& archive) {

@@ -45,7 +45,7 @@ class LowrankIndex final : public RuleBasedIndex {
 };
 
 /// spec: the whole string; options: what follows "lowrank:". Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> lowrank_kind(std::string_view spec,
+std::shared_ptr<const IndexFactory> lowrank_factory(std::string_view spec,
                                                     std::string_view options);
 
 }  // namespace topkv

@@ -1,6 +1,6 @@
 #include "index/none_index.h"
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/inserting_index.h"
 
 namespace topkv {
@@ -24,7 +24,7 @@ class NoneIndex final : public InsertingIndex {
   void fields(Archive& /*archive*/) override {}
 };
 
-class NoneKind final : public IndexSpec::Kind {
+class NoneFactory final : public IndexFactory {
   std::string text() const override { return "none"; }
   bool grows() const override { return true; }
   bool finds() const override { return false; }
@@ -33,6 +33,6 @@ class NoneKind final : public IndexSpec::Kind {
 
 }  // namespace
 
-std::shared_ptr<const IndexSpec::Kind> none_kind() { return std::make_shared<NoneKind>(); }
+std::shared_ptr<const IndexFactory> none_factory() { return std::make_shared<NoneFactory>(); }
 
 }  // namespace topkv

@@ -8,6 +8,6 @@
 
 namespace topkv {
 
-std::shared_ptr<const IndexSpec::Kind> none_kind();
+std::shared_ptr<const IndexFactory> none_factory();
 
 }  // namespace topkv

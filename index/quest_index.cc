@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"
@@ -52,9 +52,9 @@ void split_queries(const float* queries, std::int64_t heads, std::int64_t dim,
   }
 }
 
-class QuestKind final : public IndexSpec::Kind {
+class QuestFactory final : public IndexFactory {
  public:
-  explicit QuestKind(std::int64_t page) : page_(page) {}
+  explicit QuestFactory(std::int64_t page) : page_(page) {}
   std::string text() const override { return fmt::format("quest:page={}", page_); }
   bool grows() const override { return true; }
   bool ranks_keys() const override { return false; }
@@ -166,10 +166,10 @@ bool QuestIndex::choose_given(const TokenHeads& token, PositionRange allowed, st
   return true;
 }
 
-std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::string_view options) {
+std::shared_ptr<const IndexFactory> quest_factory(std::string_view spec, std::string_view options) {
   std::int64_t page = 16;
   parse_options(spec, options, {{"page", &page, 1, 4096}});
-  return std::make_shared<QuestKind>(page);
+  return std::make_shared<QuestFactory>(page);
 }
 
 void QuestIndex::fields(Archive& archive) {

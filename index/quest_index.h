@@ -59,6 +59,6 @@ class QuestIndex final : public RuleBasedIndex {
 };
 
 /// spec: the whole string; options: what follows "quest:". Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::string_view options);
+std::shared_ptr<const IndexFactory> quest_factory(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

@@ -8,7 +8,7 @@
 
 #include "index/in_place_keys.h"
 #include "index/spec.h"
-#include "index/tail_kind.h"
+#include "index/tail_factory.h"
 #include "index/tail_loop.h"
 #include "src/core/archive.h"
 #include "src/core/dot.h"
@@ -210,9 +210,9 @@ void SampleTail::attend(const QueryBlock& queries,
       });
 }
 
-std::shared_ptr<const IndexSpec::Kind> sample_kind(std::string_view spec,
+std::shared_ptr<const IndexFactory> sample_factory(std::string_view spec,
                                                    std::string_view options) {
-  class Sample final : public TailKind {
+  class Sample final : public TailFactory {
    public:
     explicit Sample(const SampleParams& params) : params_(params) {}
     std::string text() const override { return params_.text(); }

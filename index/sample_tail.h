@@ -57,6 +57,6 @@ class SampleTail final : public RowTail {
 
 /// "sample:rows=256,eps=0,delta=5", a tail alone.
 /// spec: the whole string; options: what follows "sample:". Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> sample_kind(std::string_view spec, std::string_view options);
+std::shared_ptr<const IndexFactory> sample_factory(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

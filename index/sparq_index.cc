@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/sparq_tail.h"
@@ -35,9 +35,9 @@ struct SparqWorkspace {
   ScanKeeper keeper;
 };
 
-class SparqKind final : public IndexSpec::Kind {
+class SparqFactory final : public IndexFactory {
  public:
-  SparqKind(std::int64_t components, std::int64_t values)
+  SparqFactory(std::int64_t components, std::int64_t values)
       : components_(components), values_(values) {}
   std::string text() const override { return text_of(components_, values_); }
   /// With a tail not: it is made of all values.
@@ -210,11 +210,11 @@ bool SparqIndex::choose_given(const TokenHeads& token, PositionRange allowed, st
   return true;
 }
 
-std::shared_ptr<const IndexSpec::Kind> sparq_kind(std::string_view spec, std::string_view options) {
+std::shared_ptr<const IndexFactory> sparq_factory(std::string_view spec, std::string_view options) {
   std::int64_t components = 32;
   std::int64_t values = 0;
   parse_options(spec, options, {{"r", &components, 1, 1024}, {"v", &values, 0, 1}});
-  return std::make_shared<SparqKind>(components, values);
+  return std::make_shared<SparqFactory>(components, values);
 }
 
 void SparqIndex::fields(Archive& archive) {

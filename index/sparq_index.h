@@ -67,6 +67,6 @@ class SparqIndex final : public RuleBasedIndex {
 };
 
 /// spec: the whole string; options: what follows "sparq:". Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> sparq_kind(std::string_view spec, std::string_view options);
+std::shared_ptr<const IndexFactory> sparq_factory(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"
@@ -64,9 +64,9 @@ void average(const TokenHeads& first, std::int64_t tokens, std::int64_t count, c
   }
 }
 
-class SqueezedKind final : public ClusterKind {
+class SqueezedFactory final : public ClusterFactory {
  public:
-  explicit SqueezedKind(const SqueezedParams& params) : params_(params) {}
+  explicit SqueezedFactory(const SqueezedParams& params) : params_(params) {}
   std::string text() const override { return text_of(params_); }
   ChoosesFor chooses_for() const override { return ChoosesFor::question; }
   std::unique_ptr<KeyIndex> make() const override {
@@ -292,7 +292,7 @@ bool SqueezedIndex::choose_given(const TokenHeads& token, PositionRange allowed,
   return true;
 }
 
-std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
+std::shared_ptr<const IndexFactory> squeezed_factory(std::string_view spec,
                                                      std::string_view options) {
   SqueezedParams params;
   parse_options(spec, options,
@@ -305,7 +305,7 @@ std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
         "centroids than fine ones: write coarse=1, or coarse=0 for one level",
         one_line(spec), params.coarse, params.fine));
   }
-  return std::make_shared<SqueezedKind>(params);
+  return std::make_shared<SqueezedFactory>(params);
 }
 
 void SqueezedIndex::fields(Archive& archive) {

@@ -141,7 +141,7 @@ class SqueezedIndex final : public ClusterIndex {
 };
 
 /// spec: the whole string; options: what follows the colon. Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
+std::shared_ptr<const IndexFactory> squeezed_factory(std::string_view spec,
                                                      std::string_view options);
 
 }  // namespace topkv

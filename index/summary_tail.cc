@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "index/spec.h"
-#include "index/tail_kind.h"
+#include "index/tail_factory.h"
 #include "index/tail_loop.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
@@ -142,8 +142,8 @@ std::unique_ptr<RowTail> transfer_summaries(RowTail* tail, const RowsView& rows,
   return read;
 }
 
-std::shared_ptr<const IndexSpec::Kind> pages_kind(std::string_view spec, std::string_view options) {
-  class Pages final : public TailKind {
+std::shared_ptr<const IndexFactory> pages_factory(std::string_view spec, std::string_view options) {
+  class Pages final : public TailFactory {
    public:
     explicit Pages(std::int64_t size) : size_(size) {}
     std::string text() const override { return fmt::format("pages:size={}", size_); }

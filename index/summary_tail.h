@@ -52,7 +52,8 @@ class SummaryTail final : public RowTail {
  private:
   struct Workspace;
   void attend_one(const float* query, PositionRange allowed, std::span<const std::int64_t> taken,
-                  float ceiling, float scale, float softcap, Workspace& workspace, const TailParts& out) const;
+                  float ceiling, float scale, float softcap, Workspace& workspace,
+                  const TailParts& out) const;
   void find_removed(PositionRange allowed, std::span<const std::int64_t> taken,
                     Workspace& workspace) const;
 
@@ -62,13 +63,13 @@ class SummaryTail final : public RowTail {
   RowSummaries summaries_;
 };
 
-/// IndexSpec::Kind::transfer_tail of such a tail.
+/// IndexFactory::transfer_tail of such a tail.
 std::unique_ptr<RowTail> transfer_summaries(RowTail* tail, const RowsView& rows,
                                             const Grouping& grouping, bool second_order,
                                             Archive& archive);
 
 /// "pages:size=16", a tail alone: pages of consecutive rows.
 /// spec: the whole string; options: what follows "pages:". Throws InvalidArgument.
-std::shared_ptr<const IndexSpec::Kind> pages_kind(std::string_view spec, std::string_view options);
+std::shared_ptr<const IndexFactory> pages_factory(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

@@ -10,6 +10,7 @@
 
 namespace topkv {
 
+class IndexFactory;
 class KeyIndex;
 
 /// The name of an index or a tail, in FAISS's manner: a kind and its options, such as
@@ -108,11 +109,11 @@ class IndexSpec {
 
   friend bool operator==(const IndexSpec& a, const IndexSpec& b) { return a.text_ == b.text_; }
 
-  class Kind;  ///< for topkv itself: a kind of index with its options
-  const Kind& kind() const { return *kind_; }
+  /// For topkv itself: makes indices of this kind, with its options.
+  const IndexFactory& factory() const { return *factory_; }
 
  private:
-  std::shared_ptr<const Kind> kind_;
+  std::shared_ptr<const IndexFactory> factory_;
   std::string text_;
 };
 

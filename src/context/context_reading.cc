@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/context/context_file.h"
 #include "src/core/finite_rows.h"
 #include "src/core/key_bias.h"
@@ -247,7 +247,8 @@ void ContextReading::check_finite(const RowStore& store) const {
 void ContextReading::read_head(const Section& section, const IndexSpec& spec,
                                const Segment& segment, KeyIndex& head) {
   const RowsView rows = segment.rows(section.layer, section.kv_head);
-  read_archive(section, [&](Archive& archive) { spec.kind().transfer(head, rows.keys, archive); });
+  read_archive(section,
+               [&](Archive& archive) { spec.factory().transfer(head, rows.keys, archive); });
 }
 
 std::unique_ptr<RowTail> ContextReading::read_tail(const Section& section, const IndexSpec& spec,
@@ -255,7 +256,7 @@ std::unique_ptr<RowTail> ContextReading::read_tail(const Section& section, const
   const RowsView rows = segment.rows(section.layer, section.kv_head);
   std::unique_ptr<RowTail> tail;
   read_archive(section, [&](Archive& archive) {
-    tail = spec.kind().transfer_tail(nullptr, head, rows, archive);
+    tail = spec.factory().transfer_tail(nullptr, head, rows, archive);
   });
   return tail;
 }
@@ -321,7 +322,7 @@ void ContextReading::check_indices(const Segment& segment) {
     const std::vector<const Section*>& sections = owners[own].heads;
     parallel_for(std::ssize(sections), 1, [&](std::int64_t begin, std::int64_t end) {
       for (auto h = static_cast<std::size_t>(begin); h < static_cast<std::size_t>(end); ++h) {
-        const auto head = described[own].known->kind().make();
+        const auto head = described[own].known->factory().make();
         read_head(*sections[h], *described[own].known, segment, *head);
         for (const std::size_t i : owners[own].indices) {
           if (!owners[i].tails.empty())

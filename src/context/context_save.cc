@@ -8,7 +8,7 @@
 #include <stop_token>
 
 #include "index/codes_index.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/context/context_file.h"
 #include "src/context/file_format.h"
 #include "src/context/file_meta.h"
@@ -173,8 +173,8 @@ class Saving {
     KeyIndex& head = *layer.heads[section.kv_head];
     const RowsView rows = segment_.rows(section.layer, section.kv_head);
     if (section.kind == SectionKind::index)
-      return index.spec.kind().transfer(head, rows.keys, archive);
-    index.spec.kind().transfer_tail(layer.tails[section.kv_head].get(), head, rows, archive);
+      return index.spec.factory().transfer(head, rows.keys, archive);
+    index.spec.factory().transfer_tail(layer.tails[section.kv_head].get(), head, rows, archive);
   }
 
   const Segment& segment_;
@@ -200,9 +200,9 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
   for (const std::string& text : indices) {
     const IndexSpec spec(text);
     if (!seen.insert(spec.text()).second) continue;
-    const auto serves = [&](const auto& other) { return spec.kind().is_served_by(*other); };
+    const auto serves = [&](const auto& other) { return spec.factory().is_served_by(*other); };
     const bool shared = std::ranges::any_of(built, serves);
-    std::unique_ptr<KeyIndex> index = spec.kind().make();
+    std::unique_ptr<KeyIndex> index = spec.factory().make();
     if (const auto* codes = dynamic_cast<const CodesIndex*>(index.get())) {
       if (!shared) {
         of_row += codes->params().bytes_of_key(shape.head_dim);

@@ -6,7 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
 #include "src/store/row_store.h"
@@ -62,7 +62,7 @@ std::optional<IndexSpec> known_index(const FileMeta::Index& index, const FileMet
     if (spec.text() != index.spec) return {};
     if (index.heads_of < 0) return spec;
     const std::optional<IndexSpec>& owner = meta.indices[index.owner].known;
-    if (owner && spec.kind().is_served_by(*owner->kind().make())) return spec;
+    if (owner && spec.factory().is_served_by(*owner->factory().make())) return spec;
   } catch (const InvalidArgument&) {
   }
   return {};

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/core/checksum.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"

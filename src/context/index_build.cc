@@ -1,6 +1,6 @@
 #include "src/context/index_build.h"
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/core/run_with_progress.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
@@ -13,7 +13,7 @@ const SegmentIndex* serving(const Segment& segment, const IndexSpec& spec) {
   for (const auto& index : segment.indices) {
     for (const LayerIndex& layer : index->layers) {
       if (layer.heads.empty()) continue;
-      if (spec.kind().is_served_by(*layer.heads[0])) return index.get();
+      if (spec.factory().is_served_by(*layer.heads[0])) return index.get();
       break;  // all are alike
     }
   }
@@ -42,14 +42,14 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
   const bool building = !built->shared && built->keys(1) > 0;
   // For rows that a device can copy quickly, where there are codes to make.
   std::unique_ptr<CodeEncoder> encoder;
-  if (building && spec.kind().is_coded() && segment.store->keeps()) {
+  if (building && spec.factory().is_coded() && segment.store->keeps()) {
     try {
       encoder = device.compute()->code_encoder(shape.head_dim);
     } catch (const OutOfMemory&) {  // the host's threads make them
     }
   }
   std::unique_ptr<Clusterer> clusterer;
-  if (building && spec.kind().is_clustered())
+  if (building && spec.factory().is_clustered())
     clusterer = device.compute()->clusterer(shape.head_dim);
   const Accelerator accelerator{encoder.get(), clusterer.get()};
   const OneBlasThread one_blas_thread;  // not put back between the heads
@@ -61,21 +61,21 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
         if (layer.heads.empty()) continue;
         KeyIndex& index = *layer.heads[head];
         const RowsView rows = segment.rows(i / shape.kv_heads, i % shape.kv_heads);
-        if (!built->shared) spec.kind().build(index, rows.keys, accelerator, stop);
-        if (!built->shared && spec.kind().learns_queries()) {
+        if (!built->shared) spec.factory().build(index, rows.keys, accelerator, stop);
+        if (!built->shared && spec.factory().learns_queries()) {
           std::vector<float> gathered;
           std::vector<std::int64_t> positions;
-          spec.kind().learn(index, queries_of(segment, shape, i, gathered, positions), stop);
+          spec.factory().learn(index, queries_of(segment, shape, i, gathered, positions), stop);
         }
-        layer.tails[head] = spec.kind().make_tail(index, rows, accelerator, stop);
+        layer.tails[head] = spec.factory().make_tail(index, rows, accelerator, stop);
       }
     });
-    if (built->shared || !spec.kind().learns_queries()) return;
+    if (built->shared || !spec.factory().learns_queries()) return;
     std::vector<KeyIndex*> heads;
     for (const LayerIndex& layer : built->layers) {
       for (const auto& head : layer.heads) heads.push_back(head.get());
     }
-    spec.kind().learn_together(heads, stop);
+    spec.factory().learn_together(heads, stop);
   };
   if (!progress) {
     work({});

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "index/exact_index.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/rule_based_index.h"
 #include "topkv/error.h"
 
@@ -16,7 +16,7 @@ SegmentIndex::SegmentIndex(const IndexSpec& of, const AttentionShape& shape)
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (shape.window_of(layer) > 0) continue;
     LayerIndex& index = layers[static_cast<std::size_t>(layer)];
-    for (std::int64_t h = 0; h < shape.kv_heads; ++h) index.heads.push_back(spec.kind().make());
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) index.heads.push_back(spec.factory().make());
     index.tails.resize(index.heads.size());
   }
 }

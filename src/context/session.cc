@@ -8,7 +8,7 @@
 #include <limits>
 #include <utility>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/context/attention_step.h"
 #include "src/context/codes_on_device.h"
 #include "src/context/selection_on_device.h"
@@ -90,7 +90,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       step_times(static_cast<std::size_t>(shape.layers)),
       figures_before(static_cast<std::size_t>(shape.layers)),
       heads(static_cast<std::size_t>(shape.kv_heads), HeadStep(segments)) {
-  if (indices[0] != nullptr && !indices[0]->spec.kind().finds()) indices[1] = indices[0];
+  if (indices[0] != nullptr && !indices[0]->spec.factory().finds()) indices[1] = indices[0];
   own->use_channels(*segments[0].store, context->tokens());
   step_spec.rows = context->dtype();
   step_spec.context = segments[0].store;

@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/context/session_state.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
@@ -179,7 +179,7 @@ ChoosesFor Session::State::chooses_for() const {
   const bool shared = step_spec.codes || options.select_by == SelectBy::group;
   ChoosesFor most = shared ? ChoosesFor::group : ChoosesFor::query;
   for (const SegmentIndex* index : {indices[0], tail})
-    if (index != nullptr) most = std::max(most, index->spec.kind().chooses_for());
+    if (index != nullptr) most = std::max(most, index->spec.factory().chooses_for());
   return most;
 }
 

@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/attention/arriving_rows.h"
 #include "src/attention/block_attention.h"
 #include "src/attention/chunk_passes.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
@@ -19,7 +19,7 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
   const Stopwatch attending;
   const std::int64_t d = shape.head_dim;
   const float scale = shape.softmax_scale();
-  const bool ranked = indices[0]->spec.kind().ranks_keys();
+  const bool ranked = indices[0]->spec.factory().ranks_keys();
   constexpr float no_ceiling = std::numeric_limits<float>::infinity();
   parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {

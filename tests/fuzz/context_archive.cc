@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/context/prefill_query_sample.h"
 #include "src/core/archive.h"
 #include "tests/fuzz/context_specs.h"
@@ -105,13 +105,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       [&] {
         if (which == std::size(fuzz::context_specs)) return queries_of(bytes);
         const topkv::IndexSpec spec(fuzz::context_specs[which]);
-        const auto index = spec.kind().make();
+        const auto index = spec.factory().make();
         Bytes archive(bytes);
         // An index, and its tail behind it.
-        spec.kind().transfer(*index, some_rows().keys, archive);
+        spec.factory().transfer(*index, some_rows().keys, archive);
         fuzz::require(index->size() == rows, "an index of other keys");
-        if (spec.kind().finds()) search(*index);
-        const auto tail = spec.kind().transfer_tail(nullptr, *index, some_rows(), archive);
+        if (spec.factory().finds()) search(*index);
+        const auto tail = spec.factory().transfer_tail(nullptr, *index, some_rows(), archive);
         archive.finish();
         if (tail != nullptr) attend(*tail);
       },

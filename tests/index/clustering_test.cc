@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "index/cluster_index.h"
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/squeezed_index.h"
 #include "tests/support/reference.h"
 #include "topkv/error.h"
@@ -21,11 +21,13 @@ constexpr std::int64_t clustered_count = 1000;
 constexpr std::int64_t clustered_dim = 32;
 
 const std::vector<float>& data() {
-  static const std::vector<float> all = reference::random_floats(clustered_count * clustered_dim, 1);
+  static const std::vector<float> all =
+      reference::random_floats(clustered_count * clustered_dim, 1);
   return all;
 }
 KeyView keys() {
-  return {reinterpret_cast<const std::byte*>(data().data()), DType::f32, clustered_count, clustered_dim, 4 * clustered_dim};
+  return {reinterpret_cast<const std::byte*>(data().data()), DType::f32, clustered_count,
+          clustered_dim, 4 * clustered_dim};
 }
 
 /// Vectors in the order in which they come, the same number to each cluster; or fails.
@@ -64,9 +66,9 @@ TEST(Clustering, AnIndexHasAllItsLevelsClustered) {
   InOrder clusterer;
   const Accelerator accelerator{nullptr, &clusterer};
   const IndexSpec spec("squeezed:c=10,coarse=2");
-  ASSERT_TRUE(spec.kind().is_clustered());
-  const auto index = spec.kind().make();
-  spec.kind().build(*index, keys(), accelerator, {});
+  ASSERT_TRUE(spec.factory().is_clustered());
+  const auto index = spec.factory().make();
+  spec.factory().build(*index, keys(), accelerator, {});
   EXPECT_EQ(clusterer.asked, (std::vector<std::int64_t>{clustered_count, 100}));
   const auto& squeezed = dynamic_cast<const SqueezedIndex&>(*index);
   for (std::int64_t i = 0; i < clustered_count; ++i)
@@ -75,8 +77,8 @@ TEST(Clustering, AnIndexHasAllItsLevelsClustered) {
 
   clusterer.asked.clear();
   const IndexSpec segments("retroinfer:size=10,segment=400");
-  const auto other = segments.kind().make();
-  segments.kind().build(*other, keys(), accelerator, {});
+  const auto other = segments.factory().make();
+  segments.factory().build(*other, keys(), accelerator, {});
   EXPECT_EQ(clusterer.asked, (std::vector<std::int64_t>{400, 400, 200}));
   EXPECT_EQ(other->inserted(), clustered_count);
 }

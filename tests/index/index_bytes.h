@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "src/core/archive.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"
@@ -57,7 +57,7 @@ class Read final : public Archive {
 /// What an index has learned of its keys, as bytes.
 inline std::string written(const IndexSpec& spec, KeyIndex& index, const KeyView& keys) {
   Written archive;
-  spec.kind().transfer(index, keys, archive);
+  spec.factory().transfer(index, keys, archive);
   return archive.bytes;
 }
 
@@ -66,7 +66,7 @@ inline std::unique_ptr<KeyIndex> read(const IndexSpec& spec, const KeyView& keys
                                       const std::string& bytes) {
   auto index = spec.make();
   Read archive(bytes);
-  spec.kind().transfer(*index, keys, archive);
+  spec.factory().transfer(*index, keys, archive);
   archive.finish();
   return index;
 }

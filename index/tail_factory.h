@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "index/index_kind.h"
+#include "index/index_factory.h"
 #include "index/none_index.h"
 #include "topkv/error.h"
 
@@ -18,11 +18,11 @@ namespace topkv {
 }
 
 /// Of a tail that needs no index.
-class TailKind : public IndexSpec::Kind {
+class TailFactory : public IndexFactory {
  public:
   bool has_tail() const override { return true; }
   void check_index() const override { refuse_as_index(text()); }
-  std::unique_ptr<KeyIndex> make() const override { return none_kind()->make(); }
+  std::unique_ptr<KeyIndex> make() const override { return none_factory()->make(); }
   bool is_served_by(const KeyIndex& /*index*/) const override { return false; }
 };
 

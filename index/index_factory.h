@@ -26,9 +26,9 @@ enum class ChoosesFor : std::uint8_t {
 };
 
 /// The members mean what IndexSpec's do.
-class IndexSpec::Kind {
+class IndexFactory {
  public:
-  virtual ~Kind() = default;
+  virtual ~IndexFactory() = default;
   virtual std::string text() const = 0;
   virtual bool grows() const { return false; }
   /// Whether a search ever finds a row.
