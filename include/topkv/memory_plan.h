@@ -3,7 +3,8 @@
 // GPU:
 //
 //     auto plans = topkv::memory_plans("models/qwen", {.tokens = 1 << 20, .gpu_memory = 16LL <<
-//     30}); if (const topkv::MemoryPlan* plan = topkv::most_exact(plans)) use(plan->flags());
+//     30}); if (const topkv::MemoryPlan* plan = topkv::best_fitting_plan(plans))
+//     use(plan->flags());
 #pragma once
 
 #include <cstdint>
@@ -96,9 +97,20 @@ std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,
 
 /// Returns the first of the plans that fits: the one with the least loss. Null: no plan fits. The
 /// pointer is into `plans`.
-const MemoryPlan* most_exact(const std::vector<MemoryPlan>& plans);
+const MemoryPlan* best_fitting_plan(const std::vector<MemoryPlan>& plans);
 /// Returns, among the plans before `chosen`, the plan that lacks the least memory. A null `chosen`
 /// means all plans. Null: there is no such plan. Both pointers are into `plans`.
-const MemoryPlan* one_step_up(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen);
+const MemoryPlan* next_better_plan(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen);
+
+/// The name that best_fitting_plan() had in version 0.1.0.
+[[deprecated("use best_fitting_plan")]] inline const MemoryPlan* most_exact(
+    const std::vector<MemoryPlan>& plans) {
+  return best_fitting_plan(plans);
+}
+/// The name that next_better_plan() had in version 0.1.0.
+[[deprecated("use next_better_plan")]] inline const MemoryPlan* one_step_up(
+    const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen) {
+  return next_better_plan(plans, chosen);
+}
 
 }  // namespace topkv

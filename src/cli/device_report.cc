@@ -27,7 +27,7 @@ namespace {
 std::string what_fits(const std::string& directory, std::int64_t tokens, std::int64_t ceiling) {
   const std::vector<MemoryPlan> plans =
       memory_plans(directory, {.tokens = tokens, .gpu_memory = ceiling});
-  const MemoryPlan* plan = most_exact(plans);
+  const MemoryPlan* plan = best_fitting_plan(plans);
   return plan == nullptr ? ""
                          : fmt::format("take {}, which fits with the default window and chunk; ",
                                        plan->flags());

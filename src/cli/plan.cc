@@ -165,7 +165,7 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
     PlanRequest exact = request;
     exact.index = "exact";
     const std::vector<MemoryPlan> plans = memory_plans(flags.directory, exact);
-    if (const MemoryPlan* chosen = most_exact(plans)) {
+    if (const MemoryPlan* chosen = best_fitting_plan(plans)) {
       fmt::print("fits      {}\n", chosen->flags());
     } else {
       fmt::print("too much  --kv-index exact, too\n");
@@ -178,7 +178,7 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
   while (too_many - fitting > 1) {
     const std::int64_t middle = fitting + (too_many - fitting) / 2;
     request.tokens = middle * step;
-    const bool fits = most_exact(memory_plans(flags.directory, request)) != nullptr;
+    const bool fits = best_fitting_plan(memory_plans(flags.directory, request)) != nullptr;
     (fits ? fitting : too_many) = middle;
   }
   if (fitting > 0) {
@@ -231,8 +231,8 @@ int run_plan(const PlanFlags& flags) {
   if (const std::string line = config.beyond_reach(request.tokens); !line.empty())
     print_warning(line);
   const std::vector<MemoryPlan> plans = memory_plans(flags.directory, request);
-  const MemoryPlan* chosen = most_exact(plans);
-  const MemoryPlan* up = one_step_up(plans, chosen);
+  const MemoryPlan* chosen = best_fitting_plan(plans);
+  const MemoryPlan* up = next_better_plan(plans, chosen);
   const bool weights_here = Model::has_weights(flags.directory);
   if (flags.json) {
     Json json;

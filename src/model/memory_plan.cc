@@ -247,12 +247,12 @@ std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,
   return Planner(model, request).plans();
 }
 
-const MemoryPlan* most_exact(const std::vector<MemoryPlan>& plans) {
+const MemoryPlan* best_fitting_plan(const std::vector<MemoryPlan>& plans) {
   const auto found = std::ranges::find_if(plans, &MemoryPlan::fits);
   return found == plans.end() ? nullptr : &*found;
 }
 
-const MemoryPlan* one_step_up(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen) {
+const MemoryPlan* next_better_plan(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen) {
   const MemoryPlan* best = nullptr;
   for (const MemoryPlan& plan : plans) {
     if (&plan == chosen) break;

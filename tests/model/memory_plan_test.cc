@@ -42,8 +42,8 @@ TEST(MemoryPlan, EveryWayIsThereOnceTheMostExactFirst) {
   EXPECT_EQ(flags.size(), plans.size());
   EXPECT_EQ(plans.front().flags(), "--weights stored --kv-dtype bf16 --kv-index codes:k=32,v=8");
   EXPECT_TRUE(std::ranges::is_sorted(plans, {}, &MemoryPlan::loss));
-  EXPECT_EQ(most_exact(plans), plans.data());
-  EXPECT_EQ(one_step_up(plans, plans.data()), nullptr);
+  EXPECT_EQ(best_fitting_plan(plans), plans.data());
+  EXPECT_EQ(next_better_plan(plans, plans.data()), nullptr);
 }
 
 TEST(MemoryPlan, KeysWhoseBiasesAreNotTakenOffAreNotPlannedIn4Bits) {
@@ -71,8 +71,8 @@ TEST(MemoryPlan, KeysWhoseBiasesAreNotTakenOffAreNotPlannedIn4Bits) {
 TEST(MemoryPlan, TheChosenOneFitsAndNothingMoreExactDoes) {
   for (const std::int64_t memory : {1200, 1600, 2200, 2800, 3500, 4700, 5200}) {
     const auto plans = memory_plans(bundled_folder, {.tokens = 1 << 20, .memory = memory * mib});
-    const MemoryPlan* chosen = most_exact(plans);
-    const MemoryPlan* up = one_step_up(plans, chosen);
+    const MemoryPlan* chosen = best_fitting_plan(plans);
+    const MemoryPlan* up = next_better_plan(plans, chosen);
     for (const MemoryPlan& plan : plans) {
       if (&plan == chosen) break;
       EXPECT_GT(plan.host.peak, memory * mib) << plan.flags();
@@ -83,21 +83,23 @@ TEST(MemoryPlan, TheChosenOneFitsAndNothingMoreExactDoes) {
     EXPECT_LE(chosen->host.peak, memory * mib);
     EXPECT_EQ(chosen->missing(), 0);
   }
-  EXPECT_EQ(most_exact(memory_plans(bundled_folder, {.tokens = 1 << 20, .memory = 512 * mib})), nullptr);
+  EXPECT_EQ(
+      best_fitting_plan(memory_plans(bundled_folder, {.tokens = 1 << 20, .memory = 512 * mib})),
+      nullptr);
 }
 
 TEST(MemoryPlan, SizesAreWhatWeightsAndContextsTake) {
   constexpr std::int64_t tokens = 8192;
   std::vector<Token> text(tokens);
   for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<Token>(2 + i * 7919 % 4000);
-  for (const auto& [weights, rows] :
-       {std::pair(WeightFormat::stored, KvDType(DType::bf16)),
-        {WeightFormat::int8, KvDType(DType::q8, DType::q4)}}) {
+  for (const auto& [weights, rows] : {std::pair(WeightFormat::stored, KvDType(DType::bf16)),
+                                      {WeightFormat::int8, KvDType(DType::q8, DType::q4)}}) {
     const auto plans =
         memory_plans(bundled_folder, {.tokens = tokens, .weights = weights, .rows = rows});
     ASSERT_EQ(plans.size(), 2U);  // the default codes, and half of them
     const MemoryPlan& plan = plans.front();
-    EXPECT_EQ(item(plan.host, "weights"), Model::plan(bundled_folder, {}, {}, {}, weights).weights_bytes);
+    EXPECT_EQ(item(plan.host, "weights"),
+              Model::plan(bundled_folder, {}, {}, {}, weights).weights_bytes);
     const Model model = Model::load(bundled_folder, {}, {}, {.weights = weights});
     PrefillOptions options;
     options.attention.mode = Prefill::window;
@@ -106,7 +108,8 @@ TEST(MemoryPlan, SizesAreWhatWeightsAndContextsTake) {
     EXPECT_EQ(item(plan.host, "rows"), context->memory().rows_bytes);
     context = context->with_index(plan.index);
     const auto codes = static_cast<double>(context->memory().index_bytes);
-    // Beside a byte for each code there are axes and levels, some 90 KiB a head whatever the tokens.
+    // Beside a byte for each code there are axes and levels, some 90 KiB a head whatever the
+    // tokens.
     const double axes = 96.0 * 1024 * 16;
     EXPECT_GE(codes, static_cast<double>(item(plan.host, "codes")));
     EXPECT_LE(codes, static_cast<double>(item(plan.host, "codes")) + axes);
@@ -116,9 +119,10 @@ TEST(MemoryPlan, SizesAreWhatWeightsAndContextsTake) {
 }
 
 TEST(MemoryPlan, WhatIsSettledStaysAndExactReadsKeys) {
-  const auto plans = memory_plans(
-      bundled_folder, {.tokens = 4096, .weights = WeightFormat::int4, .rows = KvDType(DType::q8),
-                .index = "exact"});
+  const auto plans = memory_plans(bundled_folder, {.tokens = 4096,
+                                                   .weights = WeightFormat::int4,
+                                                   .rows = KvDType(DType::q8),
+                                                   .index = "exact"});
   ASSERT_EQ(plans.size(), 1U);
   EXPECT_EQ(plans[0].flags(), "--weights int4 --kv-dtype q8 --kv-index exact");
   const auto by_host = memory_plans(bundled_folder, {.tokens = 4096, .host_search = true});
@@ -158,7 +162,8 @@ TEST(MemoryPlan, WhatCannotBePlannedIsRefused) {
   EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .gpu_memory = -1}), InvalidArgument);
   EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .memory = -1}), InvalidArgument);
   EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .index = "hnsw:M=16"}), InvalidArgument);
-  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .index = "codes:k=nine"}), InvalidArgument);
+  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .index = "codes:k=nine"}),
+               InvalidArgument);
   EXPECT_THROW(memory_plans("/no/such/model", {.tokens = 1}), FileError);
 }
 
