@@ -84,7 +84,7 @@ struct Session::State {
         : selector(segments), allowed(segments.size()) {}
 
     Selector selector;
-    std::vector<std::int64_t> numbers;                // number of each query in [tokens x group]
+    std::vector<std::int64_t> query_ids;              // number of each query in [tokens x group]
     std::vector<float> queries;                       // [queries, dim]
     std::vector<std::vector<PositionRange>> allowed;  // per segment and query: what may be found
     Partial retrieved;
@@ -118,7 +118,7 @@ struct Session::State {
   /// A session's part in a step of at most SessionShape::max_tokens tokens.
   struct SessionStep {
     State* session;
-    std::int64_t number = -1;  // number of the session in the step; -1: it is alone
+    std::int64_t session_index = -1;  // in the step; -1: it is alone
     AttentionStep step = {};
     std::int64_t skipped = 0;     // reading tokens before the step's first
     std::int64_t own_before = 0;  // own tokens of the layer before the step
@@ -145,8 +145,7 @@ struct Session::State {
   /// A list of rows that all heads of a group attend for one token. The rows are of the context or
   /// of the session's own.
   struct RowList : DecodeBackend::List {
-    bool scanned =
-        true;  // a scan finds its rows; false: they are an equal part of SessionStep::own
+    bool scanned = true;     // false: no scan finds its rows, an equal part of SessionStep::own
     std::int64_t place = 0;  // its number among all lists of its token and KV head
   };
 
@@ -346,8 +345,8 @@ struct Session::State {
   std::vector<std::int64_t> scanned_rows;  // [tokens, kv_heads]: rows wanted; 0: all are attended
   PartCounts done;                         // lists that are attended, for each token and KV head
   Helpers helpers;  // attend lists; destroyed before the members above, which its threads use
-  std::unique_ptr<AsyncStepper>
-      async_stepper;  // destroyed first of all; null: no step can go ahead
+  /// Destroyed first of all. Null: no step can go ahead.
+  std::unique_ptr<AsyncStepper> async_stepper;
 };
 
 }  // namespace topkv
