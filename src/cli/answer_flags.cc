@@ -24,7 +24,7 @@ void check_flags(const AnswerFlags& flags) {
     if (stop.empty()) throw UsageError("--stop: expected a text, found ''");
   }
   if (!flags.logprobs.empty() && !flags.json)
-    throw UsageError("--logprobs: is for events of tokens; add --json");
+    throw UsageError("--logprobs: is printed with events of tokens only; add --json");
 }
 
 GenerateOptions generate_options(const SamplingFlags& sampling, const AnswerFlags& answers,

@@ -74,7 +74,7 @@ int show_help(const CLI::App& app, const Commands& commands, std::span<const cha
   }
   if (words.size() > 1) {
     throw UsageError(
-        fmt::format("help: expected one command, found '{}' behind '{}'", words[1], words[0]));
+        fmt::format("help: expected one command, found '{}' after '{}'", words[1], words[0]));
   }
   const std::string name = words.front();
   if (name == "help") return show_help(app, commands, {});

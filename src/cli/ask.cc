@@ -235,7 +235,8 @@ int run_ask(AskFlags flags) {
   std::optional<ChatTemplate> chat;
   if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
   if (!chat && !flags.variables.variables.empty())
-    throw UsageError("--template-arg: the context is a plain text, which no chat template is for");
+    throw UsageError(
+        "--template-arg: the context is a plain text without a chat template; leave the flag out");
   const std::int64_t length =
       flags.length.empty() ? info.length : parse_count("--length", flags.length);
   const std::int64_t memory = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
@@ -253,8 +254,8 @@ int run_ask(AskFlags flags) {
                              .sampling.repetition_penalty;
   if (penalty != 1 && !info.has_token_ids) {
     throw FileError(
-        fmt::format("{}: has no token ids, which the repetition penalty of {} counts; "
-                    "give --repetition-penalty 1, or a file that topkv prefill wrote",
+        fmt::format("{}: has no token ids for the repetition penalty of {} to count; give "
+                    "--repetition-penalty 1, or a file that topkv prefill wrote",
                     printable(flags.file), penalty));
   }
   LoadedContext loaded = load_asked(
@@ -283,7 +284,7 @@ int run_ask(AskFlags flags) {
     } catch (const Interrupted&) {
       if (!terminal) throw;
       progress.finish();
-      fmt::print(stderr, "[interrupted: the question is not asked]\n");
+      fmt::print(stderr, "[interrupted: the question was not answered]\n");
     }
     if (!terminal && interrupted()) return interrupted_status();
     forget_interrupt();

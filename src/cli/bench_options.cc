@@ -28,7 +28,8 @@ void refuse(const CLI::App& command, const char* const (&flags)[count], const st
             const char* other) {
   for (const char* flag : flags) {
     if (command.count(flag) == 0) continue;
-    throw UsageError(fmt::format("{}: is of topkv bench {}, not of {}", flag, other, what));
+    throw UsageError(
+        fmt::format("{}: belongs to topkv bench {}, not to {}; leave it out", flag, other, what));
   }
 }
 
@@ -119,7 +120,7 @@ BenchPlan bench_plan(BenchFlags flags, const CLI::App& command) {
     refuse(command, of_decode, "prefill", "decode");
   }
   if (flags.what == "prefill" && flags.context.empty() == flags.at.empty()) {
-    throw UsageError("-c: give the tokens of a whole prefill, or with --at where to time a chunk");
+    throw UsageError("-c: give the tokens of a whole prefill, or --at to time one chunk");
   }
   if (flags.what == "decode" && flags.context.empty()) {
     throw UsageError("-c: give the tokens of the context");

@@ -40,7 +40,7 @@ AttentionShape bench_shape(const std::string& text) {
   if (path.filename() != "config.json") {
     const std::string near = nearest(text, names);
     throw UsageError(
-        fmt::format("--shape: '{}' is neither of llama3-8b, qwen2.5-7b-1m and needle-14m nor the "
+        fmt::format("--shape: found '{}'; expected llama3-8b, qwen2.5-7b-1m, needle-14m or the "
                     "path of a config.json{}",
                     text, did_you_mean(near)));
   }

@@ -99,8 +99,8 @@ class Chat {
       held_.resize(same);
       conversation_.forget_question();
       progress_.note(warning_line(fmt::format(
-          "with this question the conversation takes {} tokens beside the files, and --room has {} "
-          "for it and its answer: it is not asked; ask something shorter, or begin again with a "
+          "the question was skipped: with it the conversation takes {} tokens beside the files, "
+          "and --room allows {}, with an answer; ask something shorter, or start again with a "
           "larger --room",
           format_grouped(flags_.most_own() - room), format_grouped(flags_.most_own()))));
       return false;
@@ -111,7 +111,7 @@ class Chat {
       held_.resize(same);
       conversation_.forget_question();
       progress_.finish();
-      fmt::print(stderr, "[interrupted: the question is not asked]\n");
+      fmt::print(stderr, "[interrupted: the question was not answered]\n");
       return false;
     }
     return true;
@@ -142,11 +142,11 @@ class Chat {
   /// A template that moves or rewrites what the context was made of.
   void read_again(const std::vector<Token>& asked, std::size_t frozen) {
     const std::size_t lasts = std::min(conversation_.lasting(asked), asked.size() - 1);
-    progress_.note(warning_line(fmt::format(
-        "the chat template changes the text of the files or what is before it for this question: "
-        "{} tokens are read in place of {}",
-        format_grouped(static_cast<std::int64_t>(lasts)),
-        format_grouped(static_cast<std::int64_t>(frozen)))));
+    progress_.note(warning_line(
+        fmt::format("the chat template changes the text of the files or the text before it for "
+                    "this question: a context of {} tokens is read in place of the one of {}",
+                    format_grouped(static_cast<std::int64_t>(lasts)),
+                    format_grouped(static_cast<std::int64_t>(frozen)))));
     read({asked.begin(), asked.begin() + static_cast<std::ptrdiff_t>(lasts)});
   }
 

@@ -54,7 +54,8 @@ void print_context_info(const std::string& file, bool json) {
              info.indices.empty() ? "none" : fmt::format("{}", fmt::join(info.indices, ", ")),
              byte_text(info.index_bytes));
   if (!info.unknown_indices.empty())
-    fmt::print("not known   {}: of a later topkv?\n", topkv::listed(info.unknown_indices, 8));
+    fmt::print("unknown     {}: a later topkv may know them\n",
+               topkv::listed(info.unknown_indices, 8));
   if (info.tokens_before >= 0)
     fmt::print("rows        of a session, after {} tokens of its context\n",
                format_grouped(info.tokens_before));

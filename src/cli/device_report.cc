@@ -82,10 +82,10 @@ void check_indices(const Device& device, const AttentionShape& shape,
   const DeviceMemory memory = device.memory();
   if (bytes <= memory.ceiling - memory.used) return;
   throw OutOfMemory(
-      fmt::format("GPU memory for the codes, or what else stands for keys, of {} tokens", tokens),
-      bytes, memory.ceiling - memory.used,
-      "raise --gpu-mem, use fewer tokens, leave the search to the host (--kv-host-search), or take "
-      "--kv-index exact, which keeps none; topkv plan says what fits");
+      fmt::format("GPU memory for the codes, or other key summaries, of {} tokens", tokens), bytes,
+      memory.ceiling - memory.used,
+      "raise --gpu-mem, use fewer tokens, search on the host (--kv-host-search), or use --kv-index "
+      "exact, which has none; topkv plan shows what fits");
 }
 
 std::string warning_line(const std::string& warning) {

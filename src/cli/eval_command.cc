@@ -127,7 +127,7 @@ int run_eval(const EvalFlags& flags) {
     }
     run.run();
   } catch (const Interrupted&) {
-    progress.note("interrupted: the same command goes on from here");
+    progress.note("interrupted: run the same command again to continue");
     status = interrupted_status();
   }
   progress.finish();

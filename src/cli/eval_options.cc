@@ -42,7 +42,7 @@ void check_qa(const EvalFlags& flags, const EvalSettings& settings) {
     throw UsageError("--questions is missing; task qa needs a file of them, in JSON lines");
   }
   if (!qa && (!flags.questions.empty() || !flags.files.empty())) {
-    throw UsageError(fmt::format("{}: is of task qa; expected that among --tasks",
+    throw UsageError(fmt::format("{}: belongs to task qa; add qa to --tasks, or leave it out",
                                  flags.questions.empty() ? "--file" : "--questions"));
   }
   if (qa) check_readable(flags.questions);

@@ -81,8 +81,8 @@ void check_output(const FidelityFlags& flags) {
     check_output(flag, file, inputs);
     for (const auto& [other, taken] : files) {
       if (resolved(file) == resolved(taken)) {
-        throw UsageError(
-            fmt::format("{}: '{}' is the file of {}; expected another", flag, file, other));
+        throw UsageError(fmt::format("{}: '{}' is the file of {}, too; expected another file", flag,
+                                     file, other));
       }
     }
     files.emplace_back(flag, file);
@@ -234,9 +234,8 @@ void write_output(const FidelityFlags& flags, const FidelityReport& report,
   if (flags.svg.empty()) return;
   if (picture.empty()) {
     throw Error(fmt::format(
-        "{}: not written: how many bytes are read per token, its axis, is known of no setting; "
-        "compare with an index that tells, such as --kv-index exact or codes, and with a setting "
-        "without --kv-mass and --kv-error, which do not",
+        "{}: not written: no setting has the bytes read per token, which are its axis; add a "
+        "setting with an index such as exact or codes, and without --kv-mass and --kv-error",
         flags.svg));
   }
   write_file(flags.svg, picture);

@@ -133,7 +133,7 @@ WeightsFound find_weights(const std::filesystem::path& directory, WeightFormat f
 
 // "weights 4.4 GiB, quantised (awq, 4 bits, groups of 128)"
 std::string weights_text(const WeightsFound& weights, const std::string& format) {
-  if (weights.unusable) return "no weights that can be used";
+  if (weights.unusable) return "no usable weights";
   return fmt::format("{}{}{}{}", weights.here ? "weights " : "no weights yet; they will take ",
                      byte_text(weights.bytes), format == "stored" ? "" : " in " + format,
                      weights.quantised.empty() ? "" : ", quantised (" + weights.quantised + ")");
@@ -211,7 +211,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
              shape.kv_heads, shape.head_dim);
   fmt::print("positions   made for {}, RoPE theta {:g}{}{}\n", format_grouped(config.reach()),
              config.rope_theta, scaling_text(config.rope_scaling), chunks_text(config.dual_chunk));
-  fmt::print("sampling    {} unless flags say otherwise\n", sampling_text(config.sampling));
+  fmt::print("sampling    {} unless flags change it\n", sampling_text(config.sampling));
   fmt::print("rows        {}, {} per token\n", flags.dtype,
              byte_text(config.kv_bytes_per_token(dtype)));
   fmt::print("index       {} unless --kv-index names another\n\n",

@@ -10,7 +10,7 @@
 
 #include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/text_layout.h"
+#include "src/cli/text.h"
 #include "src/core/files.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
@@ -72,11 +72,11 @@ StandardInput& standard_input() {
 void require_text(const std::string& file, std::string_view text) {
   const std::string name = file == "-" ? "standard input" : printable(file);
   if (text.starts_with("%PDF-"))
-    throw FileError(name + ": is a PDF; give its text, as pdftotext writes it");
+    throw FileError(name + ": is a PDF; expected text: convert it with pdftotext");
   if (const std::size_t zero = text.find('\0'); zero != text.npos)
     throw FileError(
-        fmt::format("{}: is no text: byte 0x00 at position {}; expected UTF-8 (of UTF-16: "
-                    "iconv -f utf-16 -t utf-8)",
+        fmt::format("{}: is not text: byte 0x00 at position {}; expected UTF-8 (from UTF-16: iconv "
+                    "-f utf-16 -t utf-8)",
                     name, zero));
   if (const std::size_t bad = first_not_utf8(text); bad != text.npos)
     print_warning(fmt::format(
@@ -92,13 +92,13 @@ std::string text_of_files(const std::vector<std::string>& files) {
   for (const std::string& file : files) {
     if (file != "-" && is_context_file(file))  // of gigabytes, maybe
       throw FileError(printable(file) +
-                      ": is a context; ask it with topkv ask, or give a file of text");
+                      ": is a context; expected a file of text: ask a context with topkv ask");
     const std::string one = file == "-" ? read_stdin() : read_file(file);
     require_text(file, one);
     text += one;
   }
   if (!files.empty() && text.empty()) {
-    throw FileError(fmt::format("{}: no text in it", printable(files.front())));
+    throw FileError(fmt::format("{}: is empty; expected text", printable(files.front())));
   }
   return text;
 }

@@ -21,12 +21,12 @@ namespace {
 void check_model_of(const std::string& file, const std::string& own, const std::string& fingerprint,
                     const std::string& made_with, const ModelFlags& model) {
   if (own == fingerprint) return;
-  throw FileError(
-      fmt::format("{}: is of another model, or of this one held otherwise: it was made with {}, "
-                  "found {} with --weights {}; give the model and the flags that it was made with "
-                  "(fingerprints: {} there, {} here)",
-                  printable(file), made_with.empty() ? "one that is not said" : made_with,
-                  model_name(model), model.weights, fingerprint, own));
+  throw FileError(fmt::format(
+      "{}: does not match this model and its flags: it was made with {}, found {} with --weights "
+      "{}; give the model and the flags (--weights, --length) that it was made with (fingerprints: "
+      "{} in the file, {} here)",
+      printable(file), made_with.empty() ? "a model that the file does not name" : made_with,
+      model_name(model), model.weights, fingerprint, own));
 }
 
 }  // namespace
@@ -49,39 +49,37 @@ void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info) 
 
 std::string unknown_indices_text(const std::string& file, const ContextFileInfo& info) {
   return fmt::format(
-      "{}: has indices that this topkv does not know, or that have what such an index learned ({})",
+      "{}: has indices that this topkv does not know or that depend on an unknown index ({})",
       printable(file), listed(info.unknown_indices, 8));
 }
 
 void check_asked(const std::string& file, const ContextFileInfo& info,
                  const RetrievalFlags& retrieval) {
   if (info.tokens_before >= 0) {
-    throw FileError(
-        fmt::format("{}: has a session's own rows, which came after {} tokens of a "
-                    "context; expected the rows of a text, as topkv prefill writes "
-                    "them (Session::resume takes a session's)",
-                    printable(file), format_grouped(info.tokens_before)));
+    throw FileError(fmt::format(
+        "{}: has a session's own rows, which came after {} tokens of a context; expected the rows "
+        "of a text, as topkv prefill writes them (Session::resume takes a session's rows)",
+        printable(file), format_grouped(info.tokens_before)));
   }
   const IndexSpec index(retrieval.indices.front());
   if (!info.unknown_indices.empty())
     print_warning(
-        fmt::format("{}; it asks with {}", unknown_indices_text(file, info), index.text()));
+        fmt::format("{}; topkv searches with {}", unknown_indices_text(file, info), index.text()));
   if (!index.learns_queries() || info.has_queries ||
       std::ranges::count(info.indices, index.text()) > 0)
     return;
   throw FileError(fmt::format(
-      "{}: has no queries of its prefill, of which {} learns; name one of its indices ({}), or "
-      "another that needs none, or have topkv prefill read the text with --kv-index {}",
+      "{}: has no queries of its prefill, which {} needs; name one of its indices ({}) or an index "
+      "that needs no queries, or read the text again with topkv prefill --kv-index {}",
       printable(file), index.text(), listed(info.indices, 8), index.text()));
 }
 
 void check_ids(const std::string& file, const std::vector<Token>& tokens, std::int64_t vocabulary) {
   const auto bad = std::ranges::find_if(tokens, [&](Token token) { return token >= vocabulary; });
   if (bad == tokens.end()) return;
-  throw FileError(
-      fmt::format("{}: token ids: that of token {} is {}; expected ids below {}, the "
-                  "model's vocabulary",
-                  printable(file), bad - tokens.begin(), *bad, vocabulary));
+  throw FileError(fmt::format(
+      "{}: token ids: token {} has the id {}; expected ids below {}, the model's vocabulary",
+      printable(file), bad - tokens.begin(), *bad, vocabulary));
 }
 
 LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,

@@ -151,7 +151,7 @@ int run_needle(NeedleFlags flags) {
                  stderr);
     }
   } catch (const Interrupted&) {
-    progress.note("interrupted: the same command goes on from here");
+    progress.note("interrupted: run the same command again to continue");
     status = interrupted_status();
   }
   progress.finish();

@@ -28,8 +28,8 @@ NeedleStyle parse_style(std::string_view name) {
   }
   const std::vector<std::string> known(style_names.begin(), style_names.end());
   const std::string near = nearest(name, known);
-  throw UsageError(fmt::format("--needle: '{}' is none of number, word, uuid, passkey{}", name,
-                               did_you_mean(near)));
+  throw UsageError(fmt::format("--needle: expected number, word, uuid or passkey, found '{}'{}",
+                               name, did_you_mean(near)));
 }
 
 }  // namespace
@@ -60,10 +60,10 @@ std::int64_t NeedlePlan::context_room(std::int64_t length, std::int64_t question
   if (!ruler_length) return length;
   const std::int64_t room = length - question_tokens - ruler_answer_tokens;
   if (room > 0) return room;
-  throw UsageError(fmt::format(
-      "-c: {} tokens leave none for the context, with --ruler-length and a question of {} tokens "
-      "and {} for the answer; use a longer -c",
-      length, question_tokens, ruler_answer_tokens));
+  throw UsageError(
+      fmt::format("-c: {} tokens leave no room for the context, with --ruler-length, a question of "
+                  "{} tokens and {} for the answer; use a longer -c",
+                  length, question_tokens, ruler_answer_tokens));
 }
 
 NeedlePlan make_plan(const NeedleFlags& flags) {

@@ -52,8 +52,8 @@ void check_rules(const RetrievalFlags& flags) {
   for (const std::string& spec : flags.indices) {
     if (flags.tail.empty() ? IndexSpec(spec).has_tail() : flags.tail != "none") continue;
     throw UsageError(fmt::format(
-        "{}: expected a tail, which tells what is in the rows not found; {}; give --kv-tail codes "
-        "for example",
+        "{}: expected a tail, which estimates the rows that are not found; {}; give --kv-tail "
+        "codes for example",
         mass ? "--kv-mass" : "--kv-error",
         flags.tail.empty() ? fmt::format("index '{}' has none", spec) : "found --kv-tail none"));
   }

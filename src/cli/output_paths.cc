@@ -43,7 +43,7 @@ void check_not_read(std::string_view flag, const fs::path& output,
     std::error_code error;  // one of them is not there: not the same
     if (!fs::equivalent(output, piped ? fs::path("/dev/stdin") : input.path, error)) continue;
     throw UsageError(fmt::format(
-        "{}: expected another place than what is read, found '{}', which is {} of {}", flag,
+        "{}: expected a path that the command does not read, found '{}', which is {} of {}", flag,
         printable(output.string()),
         piped ? "the standard input" : fmt::format("'{}'", printable(input.path.string())),
         input.flag));
@@ -54,8 +54,8 @@ void check_output(std::string_view flag, const std::string& file,
                   const std::vector<Input>& inputs) {
   if (file == "-") {
     throw UsageError(
-        fmt::format("{}: expected a file to write, found '-'; standard output is not written to, "
-                    "and a file of that name is ./-",
+        fmt::format("{}: expected a file to write, found '-'; it cannot be standard output, and a "
+                    "file of that name is ./-",
                     flag));
   }
   check_not_read(flag, file, inputs);

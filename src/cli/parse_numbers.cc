@@ -74,7 +74,7 @@ std::int64_t scaled(std::string_view flag, std::string_view text, std::string_vi
                     double value, double factor, std::string_view expected) {
   const double exact = value * factor;
   if (factor == 0) {
-    refuse(flag, fmt::format("{}; '{}' is no unit", expected, unit), text);
+    refuse(flag, fmt::format("{}; '{}' is not a unit", expected, unit), text);
   }
   if (exact >= static_cast<double>(most_count)) {
     refuse(flag, fmt::format("{} below 2^62", expected), text);

@@ -139,10 +139,9 @@ void print_report(const PerplexityReport& report, const PerplexityFacts& facts) 
       labelled(
           "",
           fmt::format("{} tokens scored: the last {} of each of {} pieces of {} tokens ({} "
-                      "prefill, rows {}), fed one by one. rows: that a query head attended "
-                      "beyond window and sinks, on average. worse by: nats per token more "
-                      "than with dense attention, of the same tokens{}. read: bytes of the "
-                      "context.",
+                      "prefill, rows {}), fed one by one. rows: mean rows that a query head "
+                      "attended beyond window and sinks. worse by: nats per token above dense "
+                      "attention, over these tokens{}. read: bytes of the context.",
                       format_grouped(std::ssize(report.dense.nats)), report.scored, report.pieces,
                       format_grouped(facts.piece_tokens), facts.prefill, facts.kv_dtype,
                       report.pieces > 1 ? ", in brackets its 95 % interval over the pieces "

@@ -48,7 +48,8 @@ PlanRequest request_of(const PlanFlags& flags) {
   if (!flags.index.empty()) request.index = flags.index;
   request.host_search = flags.host_search;
   if (!flags.gpu_memory.empty()) {
-    if (flags.device == "cpu") throw UsageError("--gpu-mem beside --device cpu; expected one");
+    if (flags.device == "cpu")
+      throw UsageError("--gpu-mem does not go with --device cpu; give one of them");
     request.gpu_memory = parse_bytes("--gpu-mem", flags.gpu_memory);
   } else if (flags.device != "cpu") {
     request.gpu_memory = Device::open(flags.device).memory().ceiling;
@@ -137,9 +138,8 @@ void print_reading(const PlanFlags& flags, const Reading& reading) {
                   format_seconds(reading.host_seconds()), Reading::host_flops / 1e9);
   if (reading.mode == Prefill::window) {
     fmt::print(
-        "prefill   in window mode, each token seeing the first and the latest alone; dense it "
-        "takes "
-        "{}\n",
+        "prefill   window: each token attends to the first and the latest tokens only; dense "
+        "prefill takes {}\n",
         dense);
   } else {
     fmt::print("prefill   dense: {}; --prefill window takes far less\n", dense);
@@ -168,7 +168,7 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
     if (const MemoryPlan* chosen = best_fitting_plan(plans)) {
       fmt::print("fits      {}\n", chosen->flags());
     } else {
-      fmt::print("too much  --kv-index exact, too\n");
+      fmt::print("too much  --kv-index exact does not fit either\n");
     }
   }
   constexpr std::int64_t step = 1024;
@@ -184,8 +184,9 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
   if (fitting > 0) {
     fmt::print("fits      {} tokens\n", format_grouped(fitting * step));
   } else if (shorter) {
-    fmt::print("too much  {} tokens, too: what no length makes smaller is too large\n",
-               format_grouped(step));
+    fmt::print(
+        "too much  {} tokens do not fit either: the parts that every length needs are too large\n",
+        format_grouped(step));
   }
 }
 
@@ -197,7 +198,7 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
     fmt::print("{} tokens: the most exact of {} ways that fits\n\n  {}\n\n", format_grouped(tokens),
                plans.size(), shown.flags());
   } else {
-    fmt::print("{} tokens: none of {} ways fits; the one that lacks least\n\n  {}\n\n",
+    fmt::print("{} tokens: none of {} ways fits; the nearest is\n\n  {}\n\n",
                format_grouped(tokens), plans.size(), shown.flags());
   }
   if (!shown.gpu.items.empty()) print_place("GPU", shown.gpu);

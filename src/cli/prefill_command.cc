@@ -91,8 +91,8 @@ int run_prefill(PrefillCommandFlags flags) {
   if (tokens == 0) {
     const std::string& file = flags.files.front();
     throw FileError(fmt::format(
-        "{}: is too short: a prompt may go on with its last word, so that is read with each "
-        "prompt, and before it there is nothing to keep; give more text, or end it with a line end",
+        "{}: is too short: its last word is read with each prompt, which may continue it, and "
+        "there is nothing else to keep; give more text, or end it with a line end",
         file == "-" ? "standard input" : printable(file)));
   }
   check_rows(model.config().attention, tokens, prefill_options(flags.prefill, flags.retrieval));

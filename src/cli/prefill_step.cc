@@ -26,8 +26,8 @@ class QuickerWay {
     if (!there_is_ || !left || *left < long_wait) return;
     there_is_ = false;
     progress_.note(fmt::format(
-        "dense prefill: each token attends all before it, which takes about {} more; with "
-        "--prefill window each attends the first and the latest tokens alone, in far less time",
+        "dense prefill takes about {} more: each token attends to all tokens before it; --prefill "
+        "window is far faster: each token attends to the first and the latest tokens only",
         format_seconds(*left)));
   }
 

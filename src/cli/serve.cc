@@ -102,13 +102,13 @@ void check_flags(const ServeFlags& flags) {
     const std::string name = name_of_file(file);
     if (!serve::is_context_name(name))
       throw UsageError(
-          fmt::format("{}: its name without the ending is the context's; expected 1 to 64 of A-Z, "
-                      "a-z, 0-9, '.', '_' and '-', found '{}'",
+          fmt::format("{}: the file's name without its ending is the context's name; expected 1 to "
+                      "64 of A-Z, a-z, 0-9, '.', '_' and '-', found '{}'",
                       printable(file), printable(name)));
     if (!names.insert(name).second)
       throw UsageError(
-          fmt::format("two files are named '{}'; expected different names, for the "
-                      "contexts have theirs",
+          fmt::format("two files are named '{}'; expected different names, because contexts have "
+                      "the names of their files",
                       name));
   }
 }
@@ -196,10 +196,10 @@ int run_serve(ServeFlags flags) {
   stop_if_interrupted();
   warn_of_reach(model.config(), service);
   if (!serve::is_loopback(server.host) && server.api_key.empty())
-    print_warning(fmt::format(
-        "whoever reaches {} can ask, and read and delete contexts: there is no --api-key, nor "
-        "TOPKV_API_KEY",
-        printable(server.host)));
+    print_warning(
+        fmt::format("anyone who reaches {} can ask, and can read and delete contexts: there is no "
+                    "API key; set TOPKV_API_KEY",
+                    printable(server.host)));
   const bool all = serve::serve(service, server, interrupted, [&](int port) {
     fmt::print("http://{}:{}\n",
                server.host.find(':') == std::string::npos ? server.host : "[" + server.host + "]",

@@ -68,7 +68,7 @@ int run_verify(const VerifyFlags& flags) {
   progress.finish();
   if (!info.unknown_indices.empty())
     print_warning(unknown_indices_text(flags.file, info) +
-                  ": their bytes are those that were written, what they say is not checked");
+                  ": their checksums match, and their contents are not checked");
   if (flags.json) {
     print_json(flags,
                {{"whole", true},
@@ -79,7 +79,7 @@ int run_verify(const VerifyFlags& flags) {
     return 0;
   }
   if (flags.quiet) return 0;
-  fmt::print("{}: whole, {} tokens, {} read in {}\n", printable(flags.file),
+  fmt::print("{}: undamaged, {} tokens, {} read in {}\n", printable(flags.file),
              format_grouped(info.tokens), byte_text(info.file_bytes),
              format_seconds(watch.seconds()));
   return 0;

@@ -41,7 +41,7 @@ void Contexts::add(ServedContext context) {
   const std::lock_guard lock(mutex_);
   if (!is_context_name(context.name))
     throw InvalidArgument(fmt::format(
-        "\"{}\" is no name of a context; expected 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'",
+        "\"{}\" is not a context's name; expected 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'",
         printable_beginning(context.name)));
   if (entries_.contains(context.name))
     throw InvalidArgument(
@@ -66,8 +66,9 @@ void Contexts::create(ContextRequest request) {
                               request.name),
                   "name", "context_exists");
   if (entries_.size() >= most)
-    throw Problem(429, fmt::format("there are {} contexts, as many as can be; delete some", most),
-                  {}, "too_many_contexts");
+    throw Problem(
+        429, fmt::format("there are {} contexts, the most that there may be; delete some", most),
+        {}, "too_many_contexts");
   if (waiting_.size() >= most_waiting)
     throw Problem(429, fmt::format("{} texts wait to be read; try again later", most_waiting), {},
                   "too_many_contexts");
@@ -88,7 +89,7 @@ void Contexts::check_chat(const ContextRequest& request) const {
     throw;
   } catch (const Error& error) {
     throw Problem(400,
-                  fmt::format("{}; leave \"chat\" out, and ask POST /v1/completions of the text",
+                  fmt::format("{}; leave \"chat\" out, and use POST /v1/completions with the text",
                               printable(error.what())),
                   "chat");
   }
@@ -153,7 +154,7 @@ std::shared_ptr<Contexts::Entry> Contexts::entry_of(const std::string& name) con
   const auto at = entries_.find(name);
   if (at == entries_.end())
     throw Problem(404,
-                  fmt::format("there is no context \"{}\"; GET /v1/contexts lists those there are",
+                  fmt::format("there is no context \"{}\"; GET /v1/contexts lists the contexts",
                               printable_beginning(name)),
                   "context", "context_not_found");
   return at->second;
@@ -197,9 +198,8 @@ void Contexts::read(Entry& entry) {
   const auto tokens = std::ssize(kept.tokens);
   if (tokens == 0)
     throw InvalidArgument(
-        "the text is too short: a prompt may go on with its last word, so that is read with each "
-        "prompt, and before it there is nothing to keep; give more text, or end it with a line "
-        "end");
+        "the text is too short: its last word is read with each prompt, which may continue it, and "
+        "there is nothing else to keep; give more text, or end it with a line end");
   const AttentionShape& shape = model_.config().attention;
   const std::int64_t bytes =
       tokens * shape.layers * shape.kv_heads * options_.prefill.kv_dtype.row_bytes(shape.head_dim);

@@ -61,7 +61,7 @@ std::optional<std::int64_t> Fields::integer(std::string_view key, std::int64_t l
     if (number >= low && number <= high) return number;
   }
   refuse(key, *value,
-         high == INT64_MAX ? fmt::format("a whole number from {} on, below 2^63", low)
+         high == INT64_MAX ? fmt::format("a whole number of {} or more, below 2^63", low)
                            : fmt::format("a whole number from {} to {}", low, high));
 }
 
@@ -101,10 +101,11 @@ void Fields::only(std::string_view key, std::initializer_list<BodyJson> values) 
   if (value == nullptr || std::ranges::find(values, *value) != values.end()) return;
   std::string expected;
   for (const BodyJson& one : values) expected += (expected.empty() ? "" : " or ") + shown(one);
-  throw Problem(400,
-                fmt::format("{}: {} is {}, which topkv serve does not do; leave it out, or give {}",
-                            request_body, name(key), shown(*value), expected),
-                name(key), "unsupported_value");
+  throw Problem(
+      400,
+      fmt::format("{}: {} is {}, which topkv serve does not support; leave it out, or give {}",
+                  request_body, name(key), shown(*value), expected),
+      name(key), "unsupported_value");
 }
 
 void Fields::refuse(std::string_view key, const BodyJson& found, std::string_view expected) const {

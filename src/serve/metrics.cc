@@ -81,19 +81,20 @@ std::string Metrics::text(const std::string& more) const {
               "From the end of its wait to an answer's first token.");
   text.value("topkv_first_token_seconds_sum", first_tokens_.seconds);
   text.value("topkv_first_token_seconds_count", first_tokens_.count);
-  text.one("topkv_disconnected_total", "counter", "Clients gone before their answer was whole.",
-           disconnected.load());
+  text.one("topkv_disconnected_total", "counter",
+           "Clients that left before their answer was complete.", disconnected.load());
   text.one("topkv_answers_waiting", "gauge", "Answers in the queue.", waiting.load());
-  text.one("topkv_answers_running", "gauge", "Answers that are generated.", running.load());
+  text.one("topkv_answers_running", "gauge", "Answers that are being generated.", running.load());
   text.one("topkv_session_rows_bytes", "gauge", "Most bytes that rows of running answers may take.",
            session_bytes.load());
-  text.one("topkv_prompt_tokens_total", "counter", "Tokens of prompts, contexts left out.",
+  text.one("topkv_prompt_tokens_total", "counter", "Tokens of prompts, without contexts.",
            prompt_tokens.load());
   text.one("topkv_kept_tokens_total", "counter",
-           "Tokens of prompts that were not read, for a kept session had them.",
+           "Tokens of prompts that were not read because a kept session had them.",
            kept_tokens.load());
   text.one("topkv_generated_tokens_total", "counter", "Tokens generated.", generated_tokens.load());
-  text.family("topkv_step_sessions", "histogram", "Sessions in a joint step; 0 where a prompt was read alone.");
+  text.family("topkv_step_sessions", "histogram",
+              "Sessions in a joint step; 0 if only a prompt was read.");
   std::int64_t steps = 0;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     steps += steps_[i];

@@ -33,8 +33,8 @@ Around around_text(const std::string& all) {
   const std::size_t at = all.find(stand_in);
   if (at == all.npos || all.find(stand_in, at + 1) != all.npos) {
     throw Unsupported(
-        "the chat template does not have the text of a question once, as it is: a context in it "
-        "cannot be kept");
+        "the chat template changes, repeats or leaves out the text of a question, so that a "
+        "context in it cannot be kept");
   }
   return {.before = all.substr(0, at), .behind = all.substr(at + stand_in.size())};
 }
@@ -82,8 +82,8 @@ KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginn
     if (all) return {.tokens = std::move(before), .end = {.text_left = end}};
   }
   throw Unsupported(
-      "no place in the end of the text divides its tokens from those of any prompt: end it with a "
-      "line end");
+      "the end of the text has no place where its tokens stay the same with every prompt; end the "
+      "text with a line end");
 }
 
 ChatMessage message(const char* role, const std::string& content) { return {role, content}; }
@@ -152,19 +152,19 @@ std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const Cont
   all.insert(all.end(), messages.begin(), messages.end());
   const auto question = std::ranges::find(all, "user", &ChatMessage::role);
   if (question == all.end())
-    throw InvalidArgument("no message of the user; expected one that asks of the context");
+    throw InvalidArgument("there is no message of the user; expected one that asks a question");
   question->content = stand_in + question->content;
   const Around around = around_text(chat.render(all, true, variables));
   const bool fits = around.before == around_text(rendered(chat, end.system, stand_in)).before;
   if (!fits && says_system && !has_it)
     throw InvalidArgument(fmt::format(
-        "the first message is another system message than the context was read with, which {}; "
-        "leave it out, or send the one of the context",
+        "the first message is another system message than the context's, which {}; leave it out, "
+        "or send the context's",
         end.system.empty() ? "has none" : "is \"" + printable_beginning(end.system) + "\""));
   if (!fits)
     throw InvalidArgument(
-        "with these messages the chat template has something else before the context's text than "
-        "the context was read with; send the user's message first");
+        "with these messages the chat template puts other text before the context's text than when "
+        "it was read; send the user's message first");
   return tokenizer.encode(end.text_left + around.behind);
 }
 

@@ -42,7 +42,7 @@ bool is_json_type(std::string_view type) {
 }
 
 Problem not_for(const Request& request) {
-  return {405, fmt::format("{} is not for {}; docs/reference/server.md lists what there is",
+  return {405, fmt::format("{} is not for {}; docs/reference/server.md lists the routes",
                            printable_beginning(request.method), printable_beginning(request.path))};
 }
 
@@ -54,7 +54,7 @@ void check_framing(const Request& request) {
       throw Problem(400, fmt::format("the header {} comes more than once; expected one", name));
   if (!request.has_header("Transfer-Encoding")) return;
   if (request.has_header("Content-Length"))
-    throw Problem(400, "both Content-Length and Transfer-Encoding; expected one of them");
+    throw Problem(400, "found both Content-Length and Transfer-Encoding; expected one of them");
   const std::string coding = request.get_header_value("Transfer-Encoding");
   if (coding != "chunked")
     throw Problem(400, "Transfer-Encoding is \"" + printable_beginning(coding) +
@@ -71,7 +71,7 @@ void check_length(const Request& request) {
     throw Problem(400, "Content-Length is \"" + printable_beginning(length) +
                            "\"; expected a number of bytes");
   if (length.size() > 18 || (!length.empty() && std::stoll(length) > most))
-    throw Problem(413, fmt::format("the body has more than {} bytes, the most that is read", most),
+    throw Problem(413, fmt::format("the body has more than {} bytes; expected at most that", most),
                   {}, "too_large");
 }
 
@@ -93,12 +93,12 @@ void check_request(const Request& request, const ServerOptions& options) {
                                    request.path.size(), most_path_bytes));
   if (!is_known(request.path))
     throw Problem(
-        404, fmt::format("there is no {} {}; docs/reference/server.md lists what there is",
+        404, fmt::format("there is no {} {}; docs/reference/server.md lists the routes",
                          printable_beginning(request.method), printable_beginning(request.path)));
   const bool open = request.path == "/" || request.path == "/health";
   if (!options.api_key.empty() && !open &&
       !same_secret(bearer_key(request.get_header_value("Authorization")), options.api_key))
-    throw Problem(401, "the API key is missing or another; expected \"Authorization: Bearer KEY\"",
+    throw Problem(401, "the API key is missing or wrong; expected \"Authorization: Bearer KEY\"",
                   {}, "invalid_api_key");
   if (options.api_key.empty() && is_loopback(options.host) &&
       !is_loopback_host_header(request.get_header_value("Host")))
@@ -127,7 +127,9 @@ void check_request(const Request& request, const ServerOptions& options) {
 Problem unanswered(const Request& request, int status) {
   if (status == 404 && is_known(request.path)) return not_for(request);
   if (status == 413) return {413, "the request is too large", {}, "too_large"};
-  return {status, "the request is no HTTP that this server takes"};
+  return {status,
+          "the request is not valid HTTP/1; expected a request of the routes in "
+          "docs/reference/server.md"};
 }
 
 }  // namespace topkv::serve

@@ -71,9 +71,10 @@ std::string read_body(const httplib::ContentReader& reader, std::int64_t most) {
     return !too_long;
   });
   if (too_long)
-    throw Problem(413, fmt::format("the body has more than {} bytes, the most that is read", most),
+    throw Problem(413, fmt::format("the body has more than {} bytes; expected at most that", most),
                   {}, "too_large");
-  if (!whole) throw Problem(408, "the body did not come in time, or is not whole");
+  if (!whole)
+    throw Problem(408, "the body did not arrive in time, or is not complete; send it again");
   return body;
 }
 
@@ -309,7 +310,7 @@ void add_routes(HttpServer& server, Service& service, const ServerOptions& optio
                   // One at a time: these are large.
                   static std::atomic<bool> taken = false;
                   if (taken.exchange(true))
-                    throw Problem(429, "another text is being sent; try again when it is there");
+                    throw Problem(429, "another text is being received; try again later");
                   const std::shared_ptr<void> given_back(nullptr, [](void*) { taken = false; });
                   ContextRequest request = parse_context(read_body(reader, max_context_bytes));
                   note.context = request.name;

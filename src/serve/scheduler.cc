@@ -66,7 +66,8 @@ std::shared_ptr<Answer> Scheduler::ask(std::vector<Question> questions) {
   }
   const auto answer = std::make_shared<Answer>(static_cast<std::size_t>(choices), usage, to_read);
   const std::lock_guard lock(mutex_);
-  if (closed_) throw Problem(503, "the server is ending; ask another", {}, "shutting_down");
+  if (closed_)
+    throw Problem(503, "the server is shutting down; ask another server", {}, "shutting_down");
   if (waiting_ + choices > limits_.queue)
     throw Problem(
         429,
@@ -141,7 +142,8 @@ void Scheduler::run() {
     memory_.kept.give_up_unserved();  // over contexts that these lanes were the last to have
     count();
   }
-  const Problem ended(503, "the server ended before the answer was whole", {}, "shutting_down");
+  const Problem ended(503, "the server ended before the answer was complete; ask again", {},
+                      "shutting_down");
   for (const auto& lane : lanes_) {
     for (const auto* seats : {&lane->waiting, &lane->admitted})
       for (const auto& seat : *seats) seat->answer->fail(ended);

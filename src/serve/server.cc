@@ -70,8 +70,8 @@ bool serve(Service& service, const ServerOptions& options, const std::function<b
     port = -1;
   if (port <= 0)
     throw Error(
-        fmt::format("cannot listen at {} port {}: it is taken, or no address of this "
-                    "machine; give another --port or --host",
+        fmt::format("cannot listen at {} port {}: it is in use, or not an address of this machine; "
+                    "give another --port or --host",
                     printable(options.host), options.port));
   const Listening listening(server);
   while (!server.is_running() && !listening.ended()) std::this_thread::sleep_for(pause / 10);

@@ -147,11 +147,10 @@ std::string Service::one_context(const std::string& name) const {
 
 std::string Service::metrics_text() const {
   std::string more = fmt::format(
-      "# HELP topkv_kept_sessions Sessions of ended answers, kept for prompts that go on from "
-      "them.\n"
-      "# TYPE topkv_kept_sessions gauge\ntopkv_kept_sessions {}\n"
-      "# HELP topkv_kept_sessions_bytes Memory of their rows.\n"
-      "# TYPE topkv_kept_sessions_bytes gauge\ntopkv_kept_sessions_bytes {}\n",
+      "# HELP topkv_kept_sessions Sessions of ended answers, kept for prompts that continue "
+      "them.\n# TYPE topkv_kept_sessions gauge\ntopkv_kept_sessions {}\n# HELP "
+      "topkv_kept_sessions_bytes Memory of the rows of kept sessions.\n# TYPE "
+      "topkv_kept_sessions_bytes gauge\ntopkv_kept_sessions_bytes {}\n",
       memory_.kept.count(), memory_.kept.bytes());
   more +=
       "# HELP topkv_context_bytes Memory of a context's rows and indices.\n"

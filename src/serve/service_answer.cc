@@ -25,11 +25,11 @@ const char* param_of(const AnswerRequest& request) { return request.chat ? "mess
 /// Which a repetition penalty counts.
 const std::vector<Token>& tokens_before(const ServedContext& context) {
   if (std::ssize(context.tokens) != context.context->tokens())
-    throw Problem(400,
-                  fmt::format("context \"{}\" does not tell its tokens, which repetition_penalty "
-                              "counts; give 1",
-                              context.name),
-                  "repetition_penalty");
+    throw Problem(
+        400,
+        fmt::format("context \"{}\" has no token ids for repetition_penalty to count; give 1",
+                    context.name),
+        "repetition_penalty");
   return context.tokens;
 }
 
@@ -75,11 +75,11 @@ std::string Service::context_of(const AnswerRequest& request) const {
   if (!named) throw no_model(request.model);
   if (named->context.empty()) return request.context;
   if (!request.context.empty() && request.context != named->context)
-    throw Problem(400,
-                  fmt::format("model names the context \"{}\", and context is \"{}\"; give one of "
-                              "them",
-                              named->context, printable_beginning(request.context)),
-                  "context");
+    throw Problem(
+        400,
+        fmt::format("model names the context \"{}\", and context is \"{}\"; give only one of them",
+                    named->context, printable_beginning(request.context)),
+        "context");
   return named->context;
 }
 
@@ -114,17 +114,17 @@ std::vector<Token> Service::tokens_of_chat(const AnswerRequest& request,
                                            const ServedContext& context) const {
   const Tokenizer& tokenizer = model_.tokenizer();
   if (!chat_)
-    throw Problem(400, "the model has no chat template; ask POST /v1/completions", "messages",
+    throw Problem(400, "the model has no chat template; use POST /v1/completions", "messages",
                   "no_chat_template");
   if (context.name.empty())
     return tokenizer.encode(chat_->render(request.messages, true, request.variables));
   if (!context.end.chat)
-    throw Problem(400,
-                  fmt::format("context \"{}\" is a plain text, which POST /v1/completions "
-                              "continues; for chats it is to be read in the chat template: topkv "
-                              "prefill --chat, or \"chat\": true",
-                              context.name),
-                  "context", "not_a_chat");
+    throw Problem(
+        400,
+        fmt::format("context \"{}\" is a plain text, which POST /v1/completions continues; for "
+                    "chats read it in the chat template: topkv prefill --chat, or \"chat\": true",
+                    context.name),
+        "context", "not_a_chat");
   return tokens_of_conversation(tokenizer, context.end, *chat_, request.messages,
                                 request.variables);
 }
@@ -132,7 +132,7 @@ std::vector<Token> Service::tokens_of_chat(const AnswerRequest& request,
 void Service::check_plain(const ServedContext& context) const {
   if (context.name.empty() || !context.end.chat) return;
   throw Problem(400,
-                fmt::format("context \"{}\" is in the chat template; ask POST /v1/chat/completions",
+                fmt::format("context \"{}\" is in the chat template; use POST /v1/chat/completions",
                             context.name),
                 "context", "not_plain");
 }
@@ -213,8 +213,8 @@ void Service::check_room(const AnswerRequest& request, Question& question) const
   if (prompt < room && most <= room - prompt) return;
   // litellm looks for the first words, LangChain for the code within the message.
   const std::string length = fmt::format(
-      "This model's maximum context length is {} tokens, for a prompt behind its context and its "
-      "answer together (the server's --room)",
+      "This model's maximum context length is {} tokens, for a prompt and its answer together, "
+      "beside the context (the server's --room)",
       room);
   if (prompt >= room)
     throw Problem(

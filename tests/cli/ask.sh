@@ -155,18 +155,18 @@ fails() { # WHAT STATUS PATTERN COMMAND...
   holds "$what prints nothing" test ! -s out
 }
 fails 'a template that has the text twice' 1 'cannot be kept' "$topkv" prefill -m trims -f notes.txt -o t.tkv --chat --device cpu
-fails 'another model' 1 'notes.tkv: is of another model.*made with llama of .*, weights stored.*weights int8; give the model and the flags.*(fingerprints: ' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
-fails 'another length' 1 'turns.tkv: is of another model' "$topkv" ask turns.tkv -m turns --length 8192 --device cpu -p x
-fails 'an index that learns of queries, of a file without' 1 'notes.tkv: has no queries of its prefill, of which h2o learns; name one of its indices (exact, codes:k=32,v=8)' "$topkv" ask notes.tkv -m "$model" -p x --kv-index h2o
+fails 'another model' 1 'notes.tkv: does not match this model and its flags: it was made with llama of .*, weights stored.*weights int8; give the model and the flags.*(fingerprints: ' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
+fails 'another length' 1 'turns.tkv: does not match this model and its flags' "$topkv" ask turns.tkv -m turns --length 8192 --device cpu -p x
+fails 'an index that learns of queries, of a file without' 1 'notes.tkv: has no queries of its prefill, which h2o needs; name one of its indices (exact, codes:k=32,v=8)' "$topkv" ask notes.tkv -m "$model" -p x --kv-index h2o
 holds 'and is told before anything is read' sh -c '! grep -q "^load" log'
 fails 'no context' 1 'is no context file' "$topkv" ask notes.txt -m "$model" -p x
 fails 'nothing there' 1 'cannot be opened' "$topkv" ask nothing.tkv -m "$model" -p x
 fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f notes.txt -o no/x.tkv
 fails 'a place where no file can be' 1 '/proc/x.tkv: cannot be ' "$topkv" prefill -m "$model" -f notes.txt -o /proc/x.tkv
 holds 'is told before anything is read' sh -c '! grep -q "prefill  " log'
-fails 'no text' 1 'no text in it' "$topkv" prefill -m "$model" -f /dev/null -o x.tkv
+fails 'no text' 1 'is empty; expected text' "$topkv" prefill -m "$model" -f /dev/null -o x.tkv
 printf hi >hi.txt
-fails 'a text of one word' 1 'hi.txt: is too short: a prompt may go on with its last word, .*give more text, or end it with a line end' "$topkv" prefill -m "$model" -f hi.txt -o x.tkv
+fails 'a text of one word' 1 'hi.txt: is too short: its last word is read with each prompt, .*give more text, or end it with a line end' "$topkv" prefill -m "$model" -f hi.txt -o x.tkv
 printf 'hi\n' >hi.txt
 "$topkv" prefill -m "$model" -f hi.txt -o x.tkv --device cpu 2>log
 holds 'with a line end it is a context' test $? -eq 0

@@ -58,7 +58,7 @@ refuses 2 "unexpected argument 'b.txt'; -f takes one value: write -f before each
 refuses 2 "unexpected argument 'upon'; -p takes one value: write a text with spaces in quotes" generate -m "$model" -p Once upon a time
 refuses 2 'no model given: topkv info DIR' info
 refuses 2 'no model given: topkv plan DIR' plan
-refuses 2 '--gpu-mem beside --device cpu; expected one' plan "$model" --device cpu --gpu-mem 4GiB
+refuses 2 '--gpu-mem does not go with --device cpu; give one of them' plan "$model" --device cpu --gpu-mem 4GiB
 refuses 2 '-c: .*expected a count' plan "$model" -c many
 refuses 2 'no plan for the index hnsw.*expected exact or codes' plan "$model" --kv-index hnsw:M=16
 refuses 1 'no-such-model: there is no such directory; .*; a directory with config.json alone is enough here' plan no-such-model
@@ -94,10 +94,10 @@ refuses 1 'no-such-model' generate -m no-such-model -p a
 refuses 1 'no-such-model: .* config.json alone is enough' info -m no-such-model
 refuses 1 'config.json alone is enough' info .
 refuses 2 "-p: expected a text to continue, found ''; leave the flag out for the text of the files alone" generate -m "$model" -p ''
-refuses 1 'no text' generate -m "$model" -f -
+refuses 1 'is empty; expected text' generate -m "$model" -f -
 refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
-refuses 1 'no text' generate -m "$model" -p a -f -
+refuses 1 'is empty; expected text' generate -m "$model" -p a -f -
 refuses 1 'no \*.txt or \*.md' needle -m "$model" --haystack .
 refuses 2 '--model is missing; expected the directory' fidelity
 refuses 2 '--kv-tail: index "hnsw" has no codes of values; expected none' fidelity -m "$model" --kv-tail hnsw
@@ -108,7 +108,7 @@ refuses 2 '--kv-index: index "mean": is a tail' needle -m "$model" -c 4K --kv-in
 refuses 2 '--kv-mass: expected a tail.*index .exact. has none; give --kv-tail codes' needle -m "$model" -c 4K --kv-index exact --kv-mass 0.9
 refuses 2 '--kv-error: expected a tail.*found --kv-tail none' fidelity -m "$model" --kv-index codes --kv-tail none --kv-error 0.1
 refuses 2 "--kv-error: expected a tail.*index 'exact' has none" bench decode --shape needle-14m -c 4K --kv-index exact --kv-error 0.1
-refuses 2 '--kv-mass: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-mass 0.9
+refuses 2 '--kv-mass: belongs to topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-mass 0.9
 for share in 0 1 -0.5 95 nan inf some; do
   refuses 2 "--kv-mass: expected a number above 0 and up to 0.999999, found '$share'" needle -m "$model" -c 4K --kv-index codes --kv-mass "$share"
 done
@@ -120,7 +120,7 @@ refuses 1 '^topkv: error: folder: is a directory; expected a file' fidelity -m "
 refuses 1 'none/a.svg: cannot be written: its folder: No such file' fidelity -m "$model" --svg none/a.svg
 refuses 1 'link: cannot be written: is a device, pipe or link' fidelity -m "$model" --csv link
 refuses 1 '/dev/null: cannot be written: is a device' fidelity -m "$model" --svg /dev/null
-refuses 2 "--svg: './a' is the file of --csv; expected another" fidelity -m "$model" --csv a --svg ./a
+refuses 2 "--svg: './a' is the file of --csv, too; expected another file" fidelity -m "$model" --csv a --svg ./a
 refuses 2 "--csv: expected a file to write, found ''" fidelity -m "$model" --csv ''
 [ ! -e a ] && rm -r folder link
 # What is read is not written over, whatever its name.
@@ -128,7 +128,7 @@ echo 'The grass is green.' >in.txt && cp in.txt kept && ln -s in.txt soft && ln 
 mkdir own texts && cp "$model"/config.json "$model"/tokenizer.json own && ln -s "$model"/model.safetensors own
 cp in.txt texts/a.txt && cp own/config.json config
 for name in in.txt ./in.txt soft hard; do
-  refuses_early 2 "error: -o: expected another place than what is read, found '$name', which is 'in.txt' of -f" \
+  refuses_early 2 "error: -o: expected a path that the command does not read, found '$name', which is 'in.txt' of -f" \
     prefill -m own -f - -f in.txt -o "$name"
 done
 refuses 2 "-o: .*found 'own/config.json', which is 'own/config.json' of -m" prefill -m own -f in.txt -o own/config.json
@@ -154,14 +154,14 @@ refuses 2 'error: bench: expected decode or prefill, found none (see' bench
 refuses 2 "error: bench: expected decode or prefill, found 'encode'; did you mean decode?" bench encode --shape needle-14m -c 4K
 refuses 2 '--shape is missing; expected llama3-8b' bench decode -c 4K
 refuses 2 'did you mean llama3-8b?' bench decode --shape llama-8b -c 4K
-refuses 2 'nor the path of a config.json' bench decode --shape gpt5 -c 4K
+refuses 2 'or the path of a config.json' bench decode --shape gpt5 -c 4K
 refuses 1 'no-such-model: there is no such directory' bench decode --shape no-such-model/config.json -c 4K
 refuses 2 '-c: give' bench decode --shape needle-14m
 refuses 2 '-c: give' bench prefill --shape needle-14m
 refuses 2 '-c: give' bench prefill --shape needle-14m -c 4K --at 4K
-refuses 2 '--at: is of topkv bench prefill' bench decode --shape needle-14m -c 4K --at 4K
-refuses 2 '--kv-topk: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-topk 8
-refuses 2 '--tokens: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --tokens 20
+refuses 2 '--at: belongs to topkv bench prefill' bench decode --shape needle-14m -c 4K --at 4K
+refuses 2 '--kv-topk: belongs to topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-topk 8
+refuses 2 '--tokens: belongs to topkv bench decode' bench prefill --shape needle-14m -c 4K --tokens 20
 refuses 2 "--device: expected auto, cpu, cuda or cuda:N, found 'gpu'" bench prefill --shape needle-14m -c 4K --device gpu
 refuses 2 "--device: .*found 'cuda:x'" needle -m "$model" --device cuda:x
 refuses 2 '--gpu-mem' needle -m "$model" --gpu-mem lots
@@ -280,10 +280,10 @@ tells 'attention_magic is 3' info short
 tells 'attention_magic is 3' generate -m short -p a -n 1
 printf 'caf\351 noir\n' >latin && printf 'ab\000cd\351' >binary
 tells 'latin: is not UTF-8: byte 0xe9 at position 3; such bytes are read as U+FFFD' generate -m "$model" -p a -n 1 -f latin -f in.txt
-refuses 1 'binary: is no text: byte 0x00 at position 2' generate -m "$model" -p a -n 1 -f in.txt -f binary
+refuses 1 'binary: is not text: byte 0x00 at position 2' generate -m "$model" -p a -n 1 -f in.txt -f binary
 printf '%%PDF-1.7 text' >paper.pdf && printf '\212TKV\r\n\032\n' >some.tkv
 refuses 1 'paper.pdf: is a PDF' generate -m "$model" -p a -n 1 -f paper.pdf
-refuses 1 'some.tkv: is a context; ask it with topkv ask' generate -m "$model" -p a -n 1 -f some.tkv
+refuses 1 'some.tkv: is a context; expected a file of text: ask a context with topkv ask' generate -m "$model" -p a -n 1 -f some.tkv
 "$topkv" generate -m "$model" -p a -n 1 2>&1 | grep -q 'index  *0\|0/0' && { failures=$((failures + 1)); echo "FAILED: generate tells of an index over nothing"; }
 
 for command in needle generate info plan fidelity perplexity eval bench; do

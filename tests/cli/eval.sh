@@ -114,7 +114,7 @@ refuses 2 '--lengths: expected' --lengths x
 refuses 2 '--samples: expected' --samples 0
 refuses 2 "task vt, length 64: .*use a longer length" --tasks vt --lengths 64
 refuses 2 '--questions is missing; task qa needs' --tasks qa
-refuses 2 '--file: is of task qa' --tasks vt --file text.txt
+refuses 2 '--file: belongs to task qa' --tasks vt --file text.txt
 refuses 1 'none.jsonl' --tasks qa --questions none.jsonl
 refuses 2 'task qa, length 64: .*for it is not cut\|leaves none for the context' --tasks qa --lengths 64 --file text.txt --questions asked.jsonl
 refuses 2 "--essays: expected a directory of \*.txt and \*.md files, found 'text.txt'" --essays text.txt

@@ -223,7 +223,7 @@ TEST(ServeContexts, SayAtOnceThatTheTemplateKeepsNoText) {
       [&] { contexts.create({.name = "a", .text = text_with("1"), .chat = true, .system = ""}); });
   EXPECT_EQ(problem.status(), 400);
   EXPECT_EQ(problem.param(), "chat");
-  EXPECT_NE(problem.message().find("leave \"chat\" out, and ask POST /v1/completions"),
+  EXPECT_NE(problem.message().find("leave \"chat\" out, and use POST /v1/completions"),
             std::string::npos)
       << problem.message();
   EXPECT_EQ(problem.message().find("--"), std::string::npos) << problem.message();

@@ -98,8 +98,8 @@ TEST(ServeService, ChecksWhatARequestWouldTake) {
   const std::string left = std::to_string(100 - std::stoll(tokens));
   // litellm and LangChain look for these words, and for the code.
   const std::string length =
-      "This model's maximum context length is 100 tokens, for a prompt behind its context and its "
-      "answer together (the "
+      "This model's maximum context length is 100 tokens, for a prompt and its answer together, "
+      "beside the context (the "
       "server's --room); prompt has ";
   request.options.max_tokens = 100;
   EXPECT_EQ(refused().code(), "context_length_exceeded");
