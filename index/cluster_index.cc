@@ -303,7 +303,7 @@ void ClusterIndex::fields(Archive& archive) {
   archive.array(centroids_);
   archive.check(std::ssize(cluster_of_) == size() && clusters() > 0 &&
                     std::ssize(centroids_) == clusters() * keys().dim,
-                "its clusters are of other keys");
+                "its clusters do not belong to these keys");
   if (!archive.reading()) return;
   check_groups_used(cluster_of_, clusters(), archive);
   members_ = GroupedRows(grouping(), size());

@@ -313,14 +313,14 @@ void ClusteredKeys::fields(const KeyView& keys, Archive& archive) {
                     std::ssize(parts_.centroids) % dim_ == 0 &&
                     std::ssize(parts_.centroids) / dim_ == parts &&
                     std::ssize(centroids_) % dim_ == 0 && std::ssize(centroids_) / dim_ == count(),
-                "its lists are of other keys");
+                "its lists do not belong to these keys");
   archive.check(
       std::ssize(parts_.first) == parts + 1 && parts_.first.front() == 0 &&
           parts_.first.back() == count() &&
           std::ranges::adjacent_find(parts_.first, std::greater_equal<>()) == parts_.first.end(),
       "its parts do not follow each other");
   for (const std::int32_t list : list_)
-    archive.check(list >= 0 && list < count(), "a key is in a list that is not there");
+    archive.check(list >= 0 && list < count(), "a key is in an unknown list");
   members_ = GroupedRows({.groups = count(), .group = list_.data()}, keys.count);
 }
 

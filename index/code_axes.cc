@@ -44,8 +44,8 @@ std::vector<float> sample_of(const KeyView& vectors, std::int64_t most) {
 void CodeAxes::check(std::string_view spec, std::int64_t dim) {
   if (dim <= most_dims) return;
   throw InvalidArgument(fmt::format(
-      "index {}: keys of {} elements; principal axes are found of up to {}: use another index",
-      spec, dim, most_dims));
+      "index {}: keys have {} elements; principal axes take up to {}: use another index", spec, dim,
+      most_dims));
 }
 
 CodeAxes::CodeAxes(const KeyView& vectors, std::vector<float>& sample) : dim_(vectors.dim) {
@@ -184,10 +184,10 @@ void CodeAxes::fields(std::int64_t dim, bool axes, Archive& archive) {
   archive.array(axes_);
   archive.array(variances_);
   if (!archive.reading()) return;
-  archive.check(dim_ == dim && std::ssize(mean_) == dim, "it is of vectors of another dimension");
+  archive.check(dim_ == dim && std::ssize(mean_) == dim, "its vectors have another dimension");
   archive.check(
       std::ssize(axes_) == (axes ? dim * dim : 0) && std::ssize(variances_) == (axes ? dim : 1),
-      "it has other axes than dimensions");
+      "it has not one axis for each dimension");
   archive.check(scale_ > 0, "a scale is not above 0");
 }
 

@@ -14,7 +14,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t encode_values = 8192;  // that a thread encodes at a time
+constexpr std::int64_t encode_values = 8192;     // that a thread encodes at a time
 constexpr std::int64_t tail_piece_keys = 65536;  // that a thread sums at a time
 constexpr std::int64_t tail_queries_at_a_time = 8;
 
@@ -41,7 +41,7 @@ void CodeTail::fields(std::int64_t bits, Archive& archive) {
   coder_.fields(rows_.dim(), bits, archive);
   archive.array(codes_);
   archive.check(std::ssize(codes_) == coder_.bytes_for(rows_.count()),
-                "there are other codes than values");
+                "it has not one code for each value");
 }
 
 CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,

@@ -155,7 +155,7 @@ void CodesIndex::structure_fields(Archive& archive) {
   coder_.fields(keys().dim, params_.bytes_of_key(keys().dim), archive);
   archive.array(codes_);
   if (!archive.reading()) return;
-  archive.check(std::ssize(codes_) == coder_.bytes_for(size()), "there are other codes than keys");
+  archive.check(std::ssize(codes_) == coder_.bytes_for(size()), "it has not one code for each key");
 }
 
 void CodesIndex::clear_structure() {

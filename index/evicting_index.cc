@@ -66,11 +66,10 @@ void EvictingIndex::learn(const PrefillQueries& queries, const std::stop_token& 
       by_ == Evicts::tova ? PositionRange{all - 1, all} : PositionRange{0, queries.spread};
   const bool has = by_ == Evicts::tova ? all > queries.spread : queries.spread > 0;
   if (!has) {
-    throw InvalidArgument(
-        spec() +
-        ": ranks keys by the attention that a prefill's queries gave them, and this context has no "
-        "queries: it was not told to keep them (ContextOptions::keep_queries), its rows were "
-        "appended, its last ones taken back, or a step's out was its q or came by chunks");
+    throw InvalidArgument(spec() +
+                          ": needs the queries of a prefill, and this context has no queries; "
+                          "expected a prefill with ContextOptions::keep_queries, without appended "
+                          "or truncated rows, and without steps whose out is q or that use chunks");
   }
   std::vector<float> sums(static_cast<std::size_t>(size()), 0.0F);
   std::vector<float> scores;
@@ -103,11 +102,11 @@ std::shared_ptr<const IndexFactory> tova_factory() {
 
 void EvictingIndex::fields(Archive& archive) {
   archive.array(ranked_);
-  archive.check(std::ssize(ranked_) == size(), "it ranks other keys");
+  archive.check(std::ssize(ranked_) == size(), "it has not one rank for each key");
   std::vector<bool> seen(ranked_.size(), false);
   for (const std::int64_t position : ranked_) {
     archive.check(position >= 0 && position < size() && !seen[static_cast<std::size_t>(position)],
-                  "a rank is not of a key, or a key has two");
+                  "a rank names an unknown key, or a key has two ranks");
     seen[static_cast<std::size_t>(position)] = true;
   }
 }

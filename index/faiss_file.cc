@@ -53,7 +53,7 @@ void check_codes(FaissSpec::Code code, const Codes& codes, const Archive& archiv
   if (code == FaissSpec::Code::flat) {
     for (std::size_t i = 0; i < codes.size() / sizeof(float); ++i) {
       archive.check(std::abs(number_at<float>(codes.data(), i)) <= faiss_keys::most,
-                    "an element of a key is not within what FAISS is given");
+                    "an element of a key is beyond FAISS's limits");
     }
   } else if (code == FaissSpec::Code::sqfp16) {
     constexpr std::uint16_t exponent = 0x7c00;
@@ -68,7 +68,7 @@ void quantiser_fields(faiss::ScalarQuantizer& quantiser, KnownLength first, Arch
   const bool learns = quantiser.qtype != faiss::ScalarQuantizer::QT_fp16;
   array_after(first, quantiser.trained, archive);
   archive.check(quantiser.trained.size() == (learns ? 2 * quantiser.d : 0),
-                "its ranges are not one for each element");
+                "it has not one range for each element");
   archive.check(are_within(quantiser.trained, most_learned),
                 "a range is wider than keys can make it");
   const auto ranges =
@@ -80,7 +80,8 @@ void quantiser_fields(faiss::ScalarQuantizer& quantiser, KnownLength first, Arch
 void quantiser_fields(faiss::ProductQuantizer& quantiser, KnownLength first, Archive& archive) {
   const std::size_t size = quantiser.centroids.size();
   array_after(first, quantiser.centroids, archive);
-  archive.check(quantiser.centroids.size() == size, "parts have not the centroids of their bits");
+  archive.check(quantiser.centroids.size() == size,
+                "its parts have another number of centroids than their bits give");
   archive.check(are_within(quantiser.centroids, most_learned),
                 "a centroid of a part is farther than keys can make it");
 }
@@ -111,16 +112,16 @@ void list_fields(const FaissSpec& spec, std::int64_t keys, faiss::IndexIVF& inde
     archive.array(codes);
     if (!archive.reading()) continue;
     archive.check(codes.size() == ids.size() * index.code_size,
-                  "codes of a list are not one for each of its keys");
+                  "a list has not one code for each of its keys");
     for (const std::int64_t id : ids) {
       archive.check(id >= 0 && id < keys && !there[static_cast<std::size_t>(id)],
-                    "keys of lists are not each key once");
+                    "its lists do not have each key once");
       there[static_cast<std::size_t>(id)] = true;
     }
     count += static_cast<std::int64_t>(ids.size());
     check_codes(spec.code, codes, archive);
   }
-  archive.check(!archive.reading() || count == keys, "keys of lists are not each key once");
+  archive.check(!archive.reading() || count == keys, "its lists do not have each key once");
 }
 
 /// Centroids of lists [lists, dim], of which there are 0 where the spec has no lists.
@@ -154,7 +155,8 @@ KnownLength mean_fields(std::int64_t dim, std::vector<float>& mean, Archive& arc
     return length;
   }
   archive.array(mean);
-  archive.check(mean.empty() || std::ssize(mean) == dim, "a mean is not one of its keys");
+  archive.check(mean.empty() || std::ssize(mean) == dim,
+                "its mean has another dimension than its keys");
   archive.check(are_within(mean, faiss_keys::most), "a mean is farther than keys can make it");
   return {};
 }
@@ -182,7 +184,7 @@ void faiss_fields(const FaissSpec& spec, std::int64_t dim, std::int64_t keys, Kn
     auto& flat = dynamic_cast<faiss::IndexFlatCodes&>(*index);
     archive.array(flat.codes);
     archive.check(flat.codes.size() == static_cast<std::size_t>(keys) * flat.code_size,
-                  "codes are not one for each key");
+                  "it has not one code for each key");
     if (archive.reading()) check_codes(spec.code, flat.codes, archive);
   }
   if (!archive.reading()) return;
@@ -194,27 +196,28 @@ void faiss_graph_fields(faiss::IndexHNSW& graph, std::int64_t keys, KnownLength 
                         Archive& archive) {
   using Node = faiss::HNSW::storage_idx_t;
   faiss::HNSW& hnsw = graph.hnsw;
-  archive.check(keys <= std::numeric_limits<Node>::max(), "more keys than a graph of FAISS takes");
+  archive.check(keys <= std::numeric_limits<Node>::max(),
+                "it has more keys than a graph of FAISS takes");
   std::vector<std::uint8_t> floors(hnsw.levels.begin(), hnsw.levels.end());  // at most some 30
   array_after(first, floors, archive);
   archive.value(hnsw.entry_point);
   archive.array(hnsw.neighbors);
   if (!archive.reading()) return;
-  archive.check(keys > 0 && std::ssize(floors) == keys, "floors are not those of each key");
+  archive.check(keys > 0 && std::ssize(floors) == keys, "it has not one level for each key");
   const auto most = static_cast<std::int64_t>(hnsw.cum_nneighbor_per_level.size()) - 1;
   hnsw.levels.assign(floors.begin(), floors.end());
   hnsw.offsets.resize(floors.size() + 1);
   for (std::size_t node = 0; node < floors.size(); ++node) {
-    archive.check(floors[node] >= 1 && floors[node] <= most, "a key has floors that there are not");
+    archive.check(floors[node] >= 1 && floors[node] <= most, "a key has an unknown level");
     hnsw.offsets[node + 1] =
         hnsw.offsets[node] + static_cast<std::size_t>(hnsw.cum_nb_neighbors(floors[node]));
   }
   archive.check(hnsw.offsets.back() == hnsw.neighbors.size(),
-                "places of links are not those of the floors");
+                "the places of links do not match the levels");
   hnsw.max_level = *std::max_element(floors.begin(), floors.end()) - 1;
   archive.check(hnsw.entry_point >= 0 && hnsw.entry_point < keys &&
                     floors[static_cast<std::size_t>(hnsw.entry_point)] == hnsw.max_level + 1,
-                "its entry is not a key of the highest floor");
+                "its entry point is not a key of the highest level");
   for (std::size_t node = 0; node < floors.size(); ++node) {
     for (int floor = 0; floor < floors[node]; ++floor) {
       std::size_t begin = 0;
@@ -224,7 +227,7 @@ void faiss_graph_fields(faiss::IndexHNSW& graph, std::int64_t keys, KnownLength 
         const Node linked = hnsw.neighbors[at];
         archive.check(linked == -1 || (linked >= 0 && linked < keys &&
                                        floors[static_cast<std::size_t>(linked)] > floor),
-                      "a link leads to no key of its floor");
+                      "a link leads to a key that is not on its level");
       }
     }
   }

@@ -91,8 +91,8 @@ std::unique_ptr<faiss::Index> make_faiss(const FaissSpec& spec, std::int64_t dim
       faiss::index_factory(static_cast<int>(dim), factory.c_str(), faiss::METRIC_INNER_PRODUCT));
   if (!is_as_meant(index.get(), spec, dim))
     throw Error(
-        fmt::format("{}: the FAISS that topkv is linked with makes another kind of index of "
-                    "it; use one that is none of FAISS's",
+        fmt::format("{}: the FAISS that topkv is linked with makes another kind of index of it; "
+                    "use an index that is not FAISS's",
                     spec.text()));
   silence(index.get());
   return index;

@@ -24,8 +24,8 @@ constexpr std::array<std::pair<std::string_view, Code>, 5> plain_codes = {
      {"SQfp16", Code::sqfp16}}};
 
 constexpr std::string_view known =
-    "HNSW32, and Flat, SQ8, SQ6, SQ4, SQfp16, PQ16 and PQ16x4, each alone or behind IVF, or "
-    "IVF4096, and a comma";
+    "HNSW32, and Flat, SQ8, SQ6, SQ4, SQfp16, PQ16 and PQ16x4, each alone or after IVF or IVF4096 "
+    "and a comma";
 
 /// Reads the parts of a factory string, and says what is wrong with it.
 class Reader {
@@ -93,10 +93,10 @@ FaissSpec FaissSpec::parse(std::string_view spec, std::string_view text) {
   if (semicolon == std::string_view::npos) return out;
   const std::string_view options = text.substr(semicolon + 1);
   if (options.empty() || (!out.has_lists && out.links == 0)) {
-    throw InvalidArgument(fmt::format(
-        "index \"{}\": nprobe=… may follow the semicolon of an IVF index, ef=… and efc=… that of "
-        "an HNSW index; leave the semicolon out otherwise",
-        one_line(spec)));
+    throw InvalidArgument(
+        fmt::format("index \"{}\": after the semicolon an IVF index takes nprobe=…, and an HNSW "
+                    "index ef=… and efc=…; leave the semicolon out otherwise",
+                    one_line(spec)));
   }
   if (out.has_lists) {
     parse_options(spec, options, {{"nprobe", &out.nprobe, 0, 1 << 24}});

@@ -19,31 +19,31 @@ void Graph::fields(Archive& archive) {
   const auto count = static_cast<std::size_t>(keys_->count);
   std::vector<Row> rows = rows_;
   archive.array(rows);
-  archive.check(rows.size() == count, "it has other nodes than keys");
+  archive.check(rows.size() == count, "it has not one node for each key");
   std::vector<std::uint8_t> levels;
   Node entry = enterpoint_node_;
   if (!archive.reading()) {
     for (const int level : element_levels_) {
-      archive.check(level <= most_level, "a node has too many floors");
+      archive.check(level <= most_level, "a node has too many levels");
       levels.push_back(static_cast<std::uint8_t>(level));
     }
   }
   archive.array(levels);
   archive.value(entry);
-  archive.check(levels.size() == count, "it has other levels than nodes");
+  archive.check(levels.size() == count, "it has not one level for each node");
   if (archive.reading()) {
     std::vector<bool> there(count);
     for (const Row row : rows) {
-      archive.check(row < count && !there[row], "nodes are not one for each key");
+      archive.check(row < count && !there[row], "it has not one node for each key");
       there[row] = true;
     }
     const std::uint8_t highest = *std::ranges::max_element(levels);
     archive.check(highest <= most_level && entry < count && levels[entry] == highest,
-                  "its entry is not a node of the highest floor");
+                  "its entry point is not a node of the highest level");
     std::int64_t lists = std::ssize(levels);
     for (const std::uint8_t level : levels) lists += level;
     archive.check_left(lists * std::int64_t{sizeof(std::uint16_t)},
-                       "its levels have more lists than there is room for");  // of each a length
+                       "its levels have more lists than the data holds");  // of each a length
     rows_ = std::move(rows);
     make_nodes(levels, entry);
   }
@@ -108,14 +108,14 @@ void Graph::list_fields(Node begin, Node end, Archive& archive) {
       for (std::size_t i = 0; i < length; ++i) {
         const Node linked = links[next_link++];
         archive.check(linked < element_levels_.size() && element_levels_[linked] >= floor,
-                      "a link leads to no node of its floor");
+                      "a link leads to a node that is not on its level");
         list[1 + i] = linked;
       }
       setListCount(list, length);
     }
   }
   archive.check(next_list == lengths.size() && next_link == links.size(),
-                "there are more links than lists have");
+                "it has more links than its lists");
 }
 
 }  // namespace topkv::hnsw

@@ -98,7 +98,7 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     if (first == mark) {
       archive.array(mean_);
       archive.check(mean_.empty() || std::ssize(mean_) == keys_->dim,
-                    "a mean is not one of its keys");
+                    "its mean has another dimension than its keys");
       archive.check(std::ranges::all_of(mean_, [](float x) { return std::isfinite(x); }),
                     "a mean is not finite");
       archive.value(square_);
@@ -107,7 +107,7 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     }
     archive.array(lift_);
     archive.check(square_ >= 0 && std::ssize(lift_) == keys_->count,
-                  "places on the sphere are not one for each key");
+                  "it has not one place on the sphere for each key");
     const float most = std::sqrt(largest);
     archive.check(std::ranges::all_of(lift_, [&](float x) { return x >= -1 && x <= most; }),
                   "a key has a place that is not on the sphere");

@@ -67,8 +67,7 @@ void InPlaceKeys::append(const KeyView& keys) {
   }
   if (keys.channels != view_.channels || keys.bias != view_.bias) {
     throw InvalidArgument(
-        "index.add got keys whose channels have other scales, or another bias, than those that the "
-        "index holds");
+        "index.add got keys with other channel scales or another bias than the keys of the index");
   }
   if (keys.dim != view_.dim || keys.dtype != view_.dtype ||
       (keys.count > 1 && keys.stride_bytes != view_.stride_bytes)) {
@@ -79,10 +78,10 @@ void InPlaceKeys::append(const KeyView& keys) {
         view_.stride_bytes));
   }
   if (keys.data != view_.key(view_.count)) {
-    throw InvalidArgument(fmt::format(
-        "index.add got keys that do not continue the {} it holds: they begin {} bytes away from "
-        "where those end; add the keys of one array, in order",
-        view_.count, keys.data - view_.key(view_.count)));
+    throw InvalidArgument(
+        fmt::format("index.add got keys that do not continue the {} it holds: they begin {} bytes "
+                    "away from the end of these; add the keys of one array, in order",
+                    view_.count, keys.data - view_.key(view_.count)));
   }
   view_.count += keys.count;
 }

@@ -100,9 +100,9 @@ bool IndexSpec::grows() const { return factory_->grows(); }
 
 void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
   if (dim < 1 || keys < 0) {
-    throw InvalidArgument(
-        fmt::format("index {}: {} keys of {} elements; expected none or more, of at least 1", text_,
-                    keys, dim));
+    throw InvalidArgument(fmt::format(
+        "index {}: {} keys of {} elements; expected 0 or more keys of at least 1 element", text_,
+        keys, dim));
   }
   factory_->check(dim, keys);
 }

@@ -54,15 +54,15 @@ void KeyCoder::fields(std::int64_t dim, std::int64_t bytes, Archive& archive) {
   archive.array(most);
   if (!archive.reading()) return;
   archive.check(bytes_ == std::min({bytes, (dim + 1) / 2, most_bytes}),
-                "codes are of another size than the index has");
+                "its codes have another size than the spec gives");
   archive.check(std::ssize(left_) == dim && std::ssize(low) <= dim && low.size() == step.size() &&
                     low.size() == most.size(),
-                "it has other levels than axes");
+                "it has not one set of levels for each axis");
   for (const float left : left_) archive.check(left >= 0, "a variance is below 0");
   levels_.clear();
   std::int64_t slots = 0;
   for (std::size_t i = 0; i < low.size(); ++i) {
-    archive.check(most[i] == 3 || most[i] == 15, "an axis has other than 4 or 16 levels");
+    archive.check(most[i] == 3 || most[i] == 15, "an axis does not have 4 or 16 levels");
     archive.check(step[i] >= 0, "levels are below 0");
     slots += most[i] == 15 ? 2 : 1;
     levels_.push_back({low[i], step[i], most[i]});

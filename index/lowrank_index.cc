@@ -112,7 +112,7 @@ std::shared_ptr<const IndexFactory> lowrank_factory(std::string_view spec,
 void LowrankIndex::fields(Archive& archive) {
   axes_.fields(keys().dim, true, archive);
   archive.bf16_array(partial_);
-  archive.check(std::ssize(partial_) == size() * rank(), "there are other partial keys than keys");
+  archive.check(std::ssize(partial_) == size() * rank(), "it has not one partial key for each key");
 }
 
 }  // namespace topkv

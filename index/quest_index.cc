@@ -175,7 +175,7 @@ std::shared_ptr<const IndexFactory> quest_factory(std::string_view spec, std::st
 void QuestIndex::fields(Archive& archive) {
   archive.bf16_array(bounds_);
   archive.check(std::ssize(bounds_) == pages() * 2 * keys().dim,
-                "there are other bounds than pages");
+                "it has not one pair of bounds for each page");
 }
 
 }  // namespace topkv

@@ -85,7 +85,7 @@ class LinkResiduals {
   /// For a file, of so many keys.
   void fields(std::int64_t keys, Archive& archive) {
     archive.value(judged_);
-    archive.check(judged_ >= 0 && judged_ <= keys, "more keys were judged than there are");
+    archive.check(judged_ >= 0 && judged_ <= keys, "it judged more keys than there are");
   }
 
  private:

@@ -56,10 +56,10 @@ void check_groups_used(std::span<const std::int32_t> group, std::int64_t groups,
                        const Archive& archive) {
   std::vector<bool> used(static_cast<std::size_t>(groups), false);
   for (const std::int32_t one : group) {
-    archive.check(one >= 0 && one < groups, "something is in a group that is not there");
+    archive.check(one >= 0 && one < groups, "a member is in an unknown group");
     used[static_cast<std::size_t>(one)] = true;
   }
-  archive.check(std::ranges::find(used, false) == used.end(), "a group has nothing in it");
+  archive.check(std::ranges::find(used, false) == used.end(), "a group is empty");
 }
 
 GroupedRows::GroupedRows(const Grouping& grouping, std::int64_t count)
@@ -160,7 +160,7 @@ void RowSummaries::fields(const RowsView& rows, const Grouping& grouping, Archiv
   archive.check(dim_ == rows.dim() && groups() == grouping.groups &&
                     std::ssize(keys_) == 2 * groups() * dim_ &&
                     std::ssize(values_) == groups() * dim_ && std::ssize(spreads_) == groups(),
-                "its summaries are of other groups");
+                "its summaries do not belong to these groups");
   std::vector<std::int32_t> counts(counts_.size(), 0);
   for (std::int64_t row = 0; row < rows.count(); ++row)
     ++counts[static_cast<std::size_t>(grouping.of(row))];

@@ -221,7 +221,7 @@ void SparqIndex::fields(Archive& archive) {
   archive.bf16_array(blocks_);
   const std::int64_t blocks = (size() + block_keys - 1) / block_keys;
   archive.check(std::ssize(blocks_) == blocks * keys().dim * block_keys,
-                "there are other components than keys");
+                "it has not every component of each key");
 }
 
 }  // namespace topkv

@@ -94,7 +94,8 @@ void SparqTail::fields(Archive& archive) {
   if (rows_.count() == 0) return;
   archive.array(mean_);
   archive.value(spread_);
-  archive.check(std::ssize(mean_) == rows_.dim() && spread_ >= 0, "its mean is of other values");
+  archive.check(std::ssize(mean_) == rows_.dim() && spread_ >= 0,
+                "its mean does not belong to these values");
 }
 
 }  // namespace topkv

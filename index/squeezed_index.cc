@@ -321,11 +321,12 @@ void SqueezedIndex::fields(Archive& archive) {
   for (const Thresholds& thresholds : {of_token_, of_question_})
     archive.check(thresholds.coarse >= 0 && thresholds.coarse <= bins && thresholds.fine >= 0 &&
                       thresholds.fine <= bins,
-                  "a threshold is none of the bins");
+                  "a threshold is outside the bins");
   archive.check(std::ssize(coarse_.cluster) == (has_coarse() ? clusters() : 0) &&
                     coarse_.clusters >= (has_coarse() ? 1 : 0) && coarse_.clusters <= clusters(),
-                "its coarse clusters are of other clusters");
-  archive.check(clusters_read_ <= static_cast<double>(clusters()), "it reads more than there is");
+                "its coarse clusters do not belong to its clusters");
+  archive.check(clusters_read_ <= static_cast<double>(clusters()),
+                "it reads more clusters than there are");
   if (!has_coarse()) return;
   check_groups_used(coarse_.cluster, coarse_.clusters, archive);
   gather_coarse();

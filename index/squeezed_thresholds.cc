@@ -22,10 +22,9 @@ void SqueezedIndex::learn(const PrefillQueries& queries) {
   if (used <= 0) {
     throw InvalidArgument(
         spec() +
-        ": sets its thresholds by the attention of the context's last tokens, and this context has "
-        "no queries: it was not told to keep them (ContextOptions::keep_queries), its rows were "
-        "appended, its last ones taken back, or a step's out was its q or came by chunks; coarse=0 "
-        "with s=0 needs none");
+        ": needs the queries of a prefill, and this context has no queries; expected a prefill "
+        "with ContextOptions::keep_queries, without appended or truncated rows, and without steps "
+        "whose out is q or that use chunks; or coarse=0 with s=0, which needs no queries");
   }
   observed_ = {.queries = {queries.token(all - used), queries.token(all)},
                .tokens = used,

@@ -12,8 +12,8 @@ namespace topkv {
 /// Throws what check_index() does for such a spec.
 [[noreturn]] inline void refuse_as_index(const std::string& text) {
   throw InvalidArgument(
-      fmt::format("index \"{}\": is a tail, which stands for rows that were not found, and finds "
-                  "none; expected an index such as exact or codes, beside which {} may be the tail",
+      fmt::format("index \"{}\": is a tail, which estimates rows and finds none; expected an index "
+                  "such as exact or codes, with {} as its tail",
                   text, text));
 }
 

@@ -81,9 +81,9 @@ void ValueCoder::fields(std::int64_t dim, std::int64_t bits, Archive& archive) {
   archive.value(variance_);
   archive.value(error_variance_);
   if (!archive.reading()) return;
-  archive.check(lanes_ == lanes_for(used), "codes are of another size than the tail has");
+  archive.check(lanes_ == lanes_for(used), "its codes have another size than the spec gives");
   archive.check(std::ssize(low_) == used && std::ssize(high_) == used,
-                "it has other levels than bits");
+                "it has not one pair of levels for each bit");
   archive.check(variance_ >= 0 && error_variance_ >= 0, "a variance is below 0");
 }
 

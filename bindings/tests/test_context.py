@@ -317,7 +317,7 @@ def test_sessions_stepped_together_are_as_one_by_one(random):
     # Reading moves none of them.
     topkv.Session.attend_together(together, 0, q, None, None, kv_tokens=0)
     assert [s.own_tokens for s in together] == [2, 7, 12]
-    with pytest.raises(topkv.InvalidArgument, match="session 1 is there twice"):
+    with pytest.raises(topkv.InvalidArgument, match="session 1 is given twice"):
         topkv.Session.attend_together([together[0]] * 2, 0, q[:2], k[:2], v[:2])
     with pytest.raises(topkv.InvalidArgument, match=r"sessions\[1\] is None; expected a topkv.Session"):
         topkv.Session.attend_together([together[0], None], 0, q[:2], k[:2], v[:2])

@@ -83,7 +83,7 @@ def test_an_end_token_that_a_bias_chooses_has_its_logprob(model, ask):
     result = ask(logprobs=0, logit_bias={end: 100})
     assert result.ended and not result.tokens and result.end_logprobs.token == end
     assert ask(logprobs=0).end_logprobs is None
-    with pytest.raises(topkv.InvalidArgument, match="logit bias of token -1"):
+    with pytest.raises(topkv.InvalidArgument, match="logit bias for token -1"):
         ask(logit_bias={-1: 1})
 
 

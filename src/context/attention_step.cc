@@ -75,8 +75,8 @@ void check_step(const AttentionShape& shape, const AttentionStep& step) {
   if (step.kv_first < 0 || step.kv_first > step.tokens || step.kv_tokens < -1 ||
       step.kv_tokens > step.tokens - step.kv_first) {
     throw InvalidArgument(
-        fmt::format("attend: kv_first {} and kv_tokens {} in a step of {} tokens; K and V must be "
-                    "of tokens of the step, -1 for all from kv_first on",
+        fmt::format("attend: kv_first is {} and kv_tokens {} in a step of {} tokens; expected "
+                    "tokens of the step, or kv_tokens -1 for all from kv_first on",
                     step.kv_first, step.kv_tokens, step.tokens));
   }
   const bool kv_missing = step.kv_count() > 0 && (step.k == nullptr || step.v == nullptr);

@@ -105,13 +105,13 @@ std::shared_ptr<const DeviceCodes> upload_codes(const Device& device, const Atte
 
 void refuse_index(const Device& device, const OutOfMemory& error) {
   throw OutOfMemory(
-      fmt::format("memory of {} for the codes, or what else stands for keys, of a context",
+      fmt::format("memory of {} for the codes, or other key summaries, of a context",
                   device.name()),
       error.wanted_bytes(), error.available_bytes(),
-      fmt::format("raise the device's ceiling (--gpu-mem), end other programs that use it, take "
-                  "fewer tokens, or leave the search to the host: host_search (--kv-host-search); "
-                  "found: {}",
-                  error.what()));
+      fmt::format(
+          "raise the device's ceiling (--gpu-mem), end other programs that use it, use fewer "
+          "tokens, or search on the host with host_search (--kv-host-search); found: {}",
+          error.what()));
 }
 
 bool can_use_scan(const RetrievalOptions& options) {

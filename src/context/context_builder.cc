@@ -123,8 +123,8 @@ struct ContextBuilder::State {
     if (step.kv_count() == step.tokens) return;
     if (shape.chunk_len > 0) {
       throw InvalidArgument(fmt::format(
-          "attend: attention is by chunks of {} tokens, and a step gives K and V of {} of its {} "
-          "tokens; a context sharded by sequence is attended without chunks",
+          "attend: attention uses chunks of {} tokens, and a step gives K and V of {} of its {} "
+          "tokens; a context sharded by sequence takes attention without chunks",
           shape.chunk_len, step.kv_count(), step.tokens));
     }
     if (window == 0) return;

@@ -31,10 +31,10 @@ KeyView rows_of(const RowStore& store, const Section& section) {
   for (const FileMeta::Index& index : open.meta().indices)
     if (!index.known) unknown.push_back(printable_beginning(index.spec));
   throw Unsupported(
-      fmt::format("{}: has indices that this topkv does not know, or that have what such an index "
-                  "learned ({}); name those that are wanted of the others: {}",
+      fmt::format("{}: has indices that this topkv does not know or that depend on an unknown "
+                  "index ({}); name the indices to load, of these: {}",
                   path_text(open.file().path()), listed(unknown, 8),
-                  known.empty() ? "none, its rows alone" : listed(known, 8)));
+                  known.empty() ? "none, only rows" : listed(known, 8)));
 }
 
 }  // namespace

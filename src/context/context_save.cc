@@ -75,7 +75,7 @@ class Saving {
     if (!too_few_sections(meta_, std::ssize(table_.sections)).empty())
       throw InvalidArgument(
           fmt::format("save: {} indices of {} layers, most of which have windows, are more than a "
-                      "file may have; save fewer indices",
+                      "file holds; save fewer indices",
                       meta_.indices.size(), meta_.shape.layers));
     for (Section& section : table_.sections) {
       if (!section.is_archived()) continue;
@@ -145,7 +145,8 @@ class Saving {
     } catch (const FileError& error) {
       throw InvalidArgument(error.what());
     }
-    throw InvalidArgument("save: a text of the origin is not UTF-8, which files' descriptions are");
+    throw InvalidArgument(
+        "save: a text of the origin is not UTF-8; the file's description takes UTF-8 only");
   }
 
   const std::byte* data_of(const Section& section) const {

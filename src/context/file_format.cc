@@ -62,26 +62,30 @@ Header read_header(const ReadableFile& file) {
   Header header;
   refuse_placeholder(file.path());
   if (file.bytes() < FileTable::header_bytes)
-    fail(file, fmt::format("is no context file: it has {} bytes, a header alone has {}",
+    fail(file, fmt::format("is not a context file: it has {} bytes, and a header alone has {}; "
+                           "expected a file that topkv prefill or Context.save wrote",
                            file.bytes(), FileTable::header_bytes));
   file.read(&header, sizeof header, 0);
   if (std::memcmp(header.magic, magic, sizeof magic) != 0)
-    fail(file, "is no context file: it does not begin as one does (topkv prefill writes them)");
+    fail(file,
+         "is not a context file: its first bytes are not those of one; expected a file that topkv "
+         "prefill or Context.save wrote");
   if (header.checksum != header_checksum(header))
     fail(file, fmt::format("its header is damaged: it has the checksum {:016x}; expected {:016x}",
                            header.checksum, header_checksum(header)));
   if (header.version != FileTable::version)
-    unsupported(file, fmt::format("is of version {} of the format; this topkv reads version {}",
+    unsupported(file, fmt::format("has version {} of the format; this topkv reads version {}",
                                   header.version, FileTable::version));
   if (header.header_bytes != FileTable::header_bytes || header.unused != 0)
     fail(file,
-         fmt::format("its header says that it has {} bytes, and {} where nothing is; expected "
-                     "{}, and 0",
-                     header.header_bytes, header.unused, FileTable::header_bytes));
+         fmt::format(
+             "its header says that it has {} bytes, and has {} in unused bytes; expected {}, and 0",
+             header.header_bytes, header.unused, FileTable::header_bytes));
   const auto bytes = static_cast<std::uint64_t>(file.bytes());
   if (header.file_bytes != bytes)
-    fail(file, fmt::format("has {} bytes where its header says {}: it is cut off, or longer", bytes,
-                           header.file_bytes));
+    fail(file, fmt::format("has {} bytes where its header says {}: it was cut off, or bytes were "
+                           "added; fetch or write it again",
+                           bytes, header.file_bytes));
   // Each takes some bytes, so that products stay small.
   if (header.sections > static_cast<std::uint64_t>(FileTable::most_sections) ||
       header.sections > bytes / FileTable::section_bytes || header.checksums > bytes / 8)
@@ -222,22 +226,21 @@ FileTable FileTable::parse(const ReadableFile& file) {
     if (entry.at != end || entry.at > whole || entry.bytes > whole - entry.at ||
         entry.first_checksum != blocks_before)
       fail(file, fmt::format("section {} of {} ({}) has {} bytes at {}, and checksums from {} on; "
-                             "expected them at {}, where the one before it ends, within the "
-                             "file's {}, and from {} on",
+                             "expected it at {}, where the section before it ends, within the "
+                             "file's {} bytes, and checksums from {} on",
                              i, header.sections, section.name(), entry.bytes, entry.at,
                              entry.first_checksum, end, whole, blocks_before));
     if (entry.unused != 0 || entry.flags > 1)
       fail(file,
-           fmt::format("section {} of {} ({}) has flags {}, and {} where nothing is; expected "
-                       "0 or 1, and 0",
-                       i, header.sections, section.name(), entry.flags, entry.unused));
+           fmt::format(
+               "section {} of {} ({}) has flags {}, and {} in unused bytes; expected 0 or 1, and 0",
+               i, header.sections, section.name(), entry.flags, entry.unused));
     end += static_cast<std::uint64_t>(whole_pages(section.bytes));
     blocks_before += static_cast<std::uint64_t>(blocks(section.bytes));
     if (section.required && !is_known(section.kind))
-      unsupported(file,
-                  fmt::format("has {}, which this topkv does not know and must; expected kinds "
-                              "1 to {}: of a later topkv?",
-                              section.name(), static_cast<std::uint32_t>(SectionKind::bias)));
+      unsupported(file, fmt::format("has {}, which this topkv does not know and cannot skip; "
+                                    "expected kinds 1 to {}: a later topkv may have written it",
+                                    section.name(), static_cast<std::uint32_t>(SectionKind::bias)));
     table.sections.push_back(section);
   }
   if (end != whole || blocks_before != header.checksums)
@@ -251,7 +254,7 @@ void check_zeros(const ReadableFile& file, std::int64_t end, std::string_view wh
   const std::int64_t bytes = FileTable::whole_pages(end) - end;
   file.read(padding, bytes, end);
   if (std::any_of(padding, padding + bytes, [](std::byte b) { return b != std::byte{0}; }))
-    fail(file, fmt::format("what follows {} up to the next page is not 0", what));
+    fail(file, fmt::format("the bytes between {} and the next page are not 0", what));
 }
 
 void fail_section(const std::filesystem::path& path, const Section& section,

@@ -45,7 +45,7 @@ std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::files
     if (spec.size() > most_spec_bytes)
       index.fail("spec", fmt::format("a text of at most {} bytes", most_spec_bytes));
     if (std::ranges::count(indices, spec, &FileMeta::Index::spec) > 0)
-      index.fail("spec", "one that is not there already");
+      index.fail("spec", "a spec that is not in the list already");
     const std::int64_t heads_of = index.integer("heads_of", -1, number - 1, -1);
     const auto owner =
         heads_of < 0 ? indices.size() : indices[static_cast<std::size_t>(heads_of)].owner;

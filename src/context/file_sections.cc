@@ -119,7 +119,7 @@ void SectionWriter::flush() {
 
 void SectionWriter::finish() {
   if (number_ != FileTable::blocks(section_.bytes) || full_ != 0)
-    fail("it has another size than it had when it was counted");
+    fail("its size changed while it was written");
 }
 
 void SectionWriter::fail(std::string_view what) const {
@@ -135,7 +135,7 @@ SectionReader::SectionReader(const ReadableFile& file, const FileTable& table,
       block_(static_cast<std::size_t>(std::min(FileTable::block, section.bytes))) {}
 
 void SectionReader::transfer(void* data, std::int64_t bytes) {
-  if (bytes > left()) fail("it ends before what it has to hold");
+  if (bytes > left()) fail("it ends too early");
   auto* to = static_cast<std::byte*>(data);
   while (bytes > 0) {
     const std::int64_t number = given_ / FileTable::block;
@@ -154,7 +154,7 @@ void SectionReader::transfer(void* data, std::int64_t bytes) {
 }
 
 void SectionReader::finish() const {
-  if (left() != 0) fail(fmt::format("has {} bytes behind what it has to hold", left()));
+  if (left() != 0) fail(fmt::format("has {} bytes more than expected", left()));
 }
 
 void SectionReader::fail(std::string_view what) const {
@@ -167,9 +167,10 @@ void read_block(const ReadableFile& file, const FileTable& table, const Section&
   const std::int64_t at = section.at + i * FileTable::block;
   file.read(to, bytes, at);
   if (checksum(to, bytes) != table.checksum(section, i))
-    fail_section(file.path(), section,
-                 fmt::format("bytes {} to {} of the file are damaged: their checksum is another",
-                             at, at + bytes - 1));
+    fail_section(
+        file.path(), section,
+        fmt::format("bytes {} to {} of the file are damaged: their checksum does not match", at,
+                    at + bytes - 1));
 }
 
 }  // namespace topkv

@@ -50,7 +50,7 @@ void OpenContext::check_sections() {
           is_there(SectionKind::bias)};
   const std::int64_t there = std::ssize(table_.sections);
   if (const std::string lacking = too_few_sections(meta_, there); !lacking.empty())
-    throw FileError(fmt::format("{}: is described with {}, and has {} sections; there must be more",
+    throw FileError(fmt::format("{}: its description names {}, but it has only {} sections",
                                 path_text(file_.path()), lacking, there));
   const auto is_of_unknown = [&](const Section& section) {
     return is_of_index(section) && section.index < meta_.indices.size() &&
@@ -64,13 +64,12 @@ void OpenContext::check_sections() {
     if (&section == &table_.sections.front() || !is_known(section.kind)) continue;
     if (is_of_unknown(section) && (next == wanted.size() || is_of_index(wanted[next]))) continue;
     if (next == wanted.size())
-      fail_section(
-          file_.path(), section,
-          fmt::format("is one section too many; expected {} behind the description", next));
+      fail_section(file_.path(), section,
+                   fmt::format("is one section too many; expected {} after the description", next));
     const Section& one = wanted[next++];
     if (section.kind != one.kind || section.index != one.index || section.layer != one.layer ||
         section.kv_head != one.kv_head)
-      fail_section(file_.path(), section, fmt::format("stands where {} is expected", one.name()));
+      fail_section(file_.path(), section, fmt::format("is in the place of {}", one.name()));
     if (!section.is_archived() && section.bytes != one.bytes)
       fail_section(file_.path(), section,
                    fmt::format("has {} bytes; expected {}, for {} tokens", section.bytes, one.bytes,
@@ -82,8 +81,7 @@ void OpenContext::check_sections() {
   }
   if (next != wanted.size())
     throw FileError(
-        fmt::format("{}: {} is missing: it has {} sections behind the description; "
-                    "expected {}",
+        fmt::format("{}: {} is missing: it has {} sections after the description; expected {}",
                     path_text(file_.path()), wanted[next].name(), next, wanted.size()));
 }
 

@@ -67,10 +67,10 @@ void PrefillQuerySample::fields(std::int64_t layer, std::int64_t tokens, Archive
   const std::int64_t kept = std::ssize(of.positions);
   archive.check(lost >= 0 && lost <= 1 && of.stride > 0, "its stride is not above 0");
   archive.check(kept <= most_spread + 1 + last && of.stride <= std::int64_t{1} << 40,
-                "more queries are kept than any context keeps");
+                "it has more queries than any context keeps");
   archive.check(kept == 0 || width_ <= std::ssize(of.data) / kept, "queries are missing");
   archive.check(kept * width_ == std::ssize(of.data) && (kept == 0 || !of.lost),
-                "it has other queries than positions");
+                "it has not one query for each position");
   for (std::int64_t i = 0; i < kept; ++i) {
     const std::int64_t position = of.positions[static_cast<std::size_t>(i)];
     const std::int64_t before = i == 0 ? -1 : of.positions[static_cast<std::size_t>(i - 1)];

@@ -51,11 +51,11 @@ void check_rules(const RetrievalOptions& options) {
 /// What tells the rules how good a step is.
 void check_rules_have_tail(const RetrievalOptions& options) {
   if (options.tail != no_tail || (!options.mass && !options.error)) return;
-  throw InvalidArgument(fmt::format(
-      "{} is {}, but the session has no tail, which tells what share and error the rows not found "
-      "have; give the tail codes:k=16,v=8 for example, or no {}",
-      options.mass ? "mass" : "error", options.mass ? *options.mass : *options.error,
-      options.mass ? "mass" : "error"));
+  throw InvalidArgument(
+      fmt::format("{} is {}, but the session has no tail to estimate the rows that are not found; "
+                  "give a tail such as codes:k=16,v=8, or no {}",
+                  options.mass ? "mass" : "error", options.mass ? *options.mass : *options.error,
+                  options.mass ? "mass" : "error"));
 }
 
 }  // namespace
@@ -205,10 +205,10 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
     const Segment& segment = *context->segment_;
     options.tail = choose_tail(options, has_tail(&segment.index(typed)));
     if (options.tail != no_tail && !has_tail(segment.find(options.tail))) {
-      throw InvalidArgument(fmt::format(
-          "tail: '{}' is no tail of the context, which has {}; name mean, or an index that "
-          "codes values such as codes:k=16,v=8, and add it with with_index",
-          options.tail, fmt::join(context->indices(), ", ")));
+      throw InvalidArgument(
+          fmt::format("tail: the context has no tail '{}', only {}; name mean or an index that "
+                      "codes values, such as codes:k=16,v=8, and add it with with_index",
+                      options.tail, fmt::join(context->indices(), ", ")));
     }
     check_rules_have_tail(options);
     break;
@@ -272,7 +272,8 @@ void Session::check_together(std::span<Session* const> sessions) {
     if (std::find(sessions.begin(), sessions.begin() + static_cast<std::ptrdiff_t>(i),
                   sessions[i]) != sessions.begin() + static_cast<std::ptrdiff_t>(i)) {
       throw InvalidArgument(fmt::format(
-          "attend_together: session {} is there twice; give each once, or a fork of it", i));
+          "attend_together: session {} is given twice; give each session once, or a fork of it",
+          i));
     }
     const State& first = *sessions[0]->state_;
     if (s.device.compute() == first.device.compute() &&
@@ -293,8 +294,8 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   const bool reads = step.kv_count() == 0;
   if (!reads && step.kv_count() != step.tokens) {
     throw InvalidArgument(
-        fmt::format("attend: K and V of {} of the {} tokens of a session's step; give those of "
-                    "all of them, or of none to read only",
+        fmt::format("attend: K and V of {} of the {} tokens of a session's step; give K and V of "
+                    "all its tokens, or of none to read only",
                     step.kv_count(), step.tokens));
   }
   if (sessions.size() > 1) check_step(shape, whole_of(step, std::ssize(sessions)));

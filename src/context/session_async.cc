@@ -34,7 +34,7 @@ void Session::State::AsyncStepper::start() {
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error& error) {
-    throw Error(fmt::format("no thread for a session's steps: {}", error.what()));
+    throw Error(fmt::format("the thread for a session's steps could not start: {}", error.what()));
   }
 }
 

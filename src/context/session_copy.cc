@@ -57,7 +57,8 @@ std::shared_ptr<const Context> Session::own_rows() const {
   for (std::int64_t layer = 1; layer < s.shape.layers; ++layer) {
     if (s.own->size(layer) == s.own->size(0)) continue;
     throw InvalidArgument(
-        fmt::format("own_rows amid a step: layer {} holds {} tokens of the session, layer 0 {}",
+        fmt::format("own_rows was called during a step: layer {} holds {} tokens of the session, "
+                    "layer 0 {}; call it between steps",
                     layer, s.own->size(layer), s.own->size(0)));
   }
   const auto rows =
@@ -78,7 +79,7 @@ void Session::resume(const Context& own_rows) {
   }
   const RowStore& rows = *own_rows.segment_->store;
   if (const std::string other = difference(own_rows.shape(), s.shape); !other.empty())
-    throw InvalidArgument("resume: the rows are of other attention than the session's: " + other);
+    throw InvalidArgument("resume: the rows' attention shape differs from the session's: " + other);
   if (rows.dtype() != s.own->dtype()) {
     throw InvalidArgument(fmt::format("resume: rows in {}; the session's are in {}",
                                       rows.dtype().name(), s.own->dtype().name()));
@@ -86,15 +87,13 @@ void Session::resume(const Context& own_rows) {
   const std::int64_t before = own_rows.segment_->tokens_before;
   if (before >= 0 && before != s.context->tokens()) {
     throw InvalidArgument(fmt::format(
-        "resume: rows that came after {} tokens of a context; the session's context has "
-        "{}",
-        before, s.context->tokens()));
+        "resume: the rows came after {} tokens of a context; the session's context has {}", before,
+        s.context->tokens()));
   }
   if (!rows.has_channels_of(*s.own)) {
     throw InvalidArgument(
-        "resume: keys of these rows have other scales, or another bias, than the context's; they "
-        "are "
-        "another context's session's");
+        "resume: the keys of these rows have other scales or another bias than the context's keys; "
+        "give rows of a session over this context");
   }
   if (own_rows.tokens() > s.own->capacity()) {
     throw InvalidArgument(fmt::format("resume: {} tokens in a session with capacity for {}",

@@ -47,7 +47,7 @@ class Archive {
     static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>);
     if (reading()) {
       check(count >= 0 && count <= left() / static_cast<std::int64_t>(sizeof(T)),
-            "an array is longer than what is there");
+            "an array is longer than the data");
       values.resize(static_cast<std::size_t>(count));
     }
     transfer(values.data(), count * static_cast<std::int64_t>(sizeof(T)));

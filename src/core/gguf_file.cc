@@ -121,8 +121,8 @@ class GgufFile::Parser {
       const std::string_view first(reinterpret_cast<const char*>(bytes_.data()),
                                    std::min<std::size_t>(bytes_.size(), 4));
       fail(
-          fmt::format("begins otherwise than a GGUF file (with \"{}\", not the letters GGUF); "
-                      "expected one, or the directory of a model",
+          fmt::format("begins with \"{}\", not with the letters GGUF; expected a GGUF file, or the "
+                      "directory of a model",
                       printable(first)));
     }
     at_ = 4;
@@ -281,10 +281,9 @@ class GgufFile::Parser {
           !__builtin_mul_overflow(elements, static_cast<std::int64_t>(size), &elements) &&
           elements <= INT64_MAX / 8;
       if (!fits) {
-        fail(
-            fmt::format("{} has dimension {} of {} elements; expected 1 and on, and fewer in all "
-                        "than 2^60",
-                        what, d, size));
+        fail(fmt::format(
+            "{} has dimension {} of {} elements; expected 1 or more, and fewer than 2^60 in all",
+            what, d, size));
       }
       tensor.shape.insert(tensor.shape.begin(), static_cast<std::int64_t>(size));
     }

@@ -107,7 +107,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
  private:
   [[noreturn]] void fail(const std::string& found) const {
-    throw FileError(fmt::format("{}: has {}; expected no such JSON", file_, found));
+    throw FileError(fmt::format("{}: has {}; topkv does not read such JSON", file_, found));
   }
 
   /// Where the value went.

@@ -157,7 +157,8 @@ ReplacingFile::~ReplacingFile() {
 void ReplacingFile::fail(const char* doing, int error) const {
   const std::string room =
       error == ENOSPC || error == EDQUOT || error == EFBIG
-          ? fmt::format("; it takes {}, make room or write it elsewhere", byte_text(bytes_))
+          ? fmt::format("; the file takes {}: free some space or write it elsewhere",
+                        byte_text(bytes_))
           : "";
   throw FileError(
       fmt::format("{}: cannot be {}: {}{}", path_text(path_), doing, message_of(error), room));
@@ -190,23 +191,23 @@ void ReplacingFile::write(const void* from, std::int64_t bytes, std::int64_t at)
       [&](const std::string& why) {
         throw FileError(fmt::format("{}: cannot be written: {}", path_text(path_), why));
       },
-      "no bytes were taken");
+      "no bytes were written");
 }
 
 void ReplacingFile::sync() {
   if (uninterrupted([&] { return file_calls().fsync(file_.get()); }) != 0)
-    fail("brought to the disk", errno);
+    fail("flushed to the disk", errno);
 }
 
 void ReplacingFile::commit() {
   sync();
-  if (file_calls().rename(part_.c_str(), path_.c_str()) != 0) fail("put in its place", errno);
+  if (file_calls().rename(part_.c_str(), path_.c_str()) != 0) fail("moved into place", errno);
   part_.clear();
   const FileHandle folder(file_calls().open(folder_of(path_).c_str(), O_RDONLY | O_CLOEXEC, 0));
   if (folder.get() < 0 || file_calls().fsync(folder.get()) != 0) {
     const int error = errno;
     // Some file systems cannot: then the name is as durable as it gets.
-    if (error != EINVAL && error != ENOTSUP) fail("made to last in its folder", error);
+    if (error != EINVAL && error != ENOTSUP) fail("made durable in its folder", error);
   }
 }
 
@@ -217,8 +218,8 @@ void check_room(const std::filesystem::path& path, std::int64_t bytes) {
   const auto free = static_cast<std::uint64_t>(there.f_bavail) * there.f_frsize;
   if (static_cast<std::uint64_t>(bytes) <= free) return;
   throw FileError(
-      fmt::format("{}: it will take about {}, and its folder has {} free; make room or write it "
-                  "elsewhere",
+      fmt::format("{}: the file will take about {}, and its folder has {} free; free some space or "
+                  "write it elsewhere",
                   path_text(path), byte_text(bytes), byte_text(static_cast<std::int64_t>(free))));
 }
 

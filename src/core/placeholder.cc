@@ -46,12 +46,12 @@ void refuse_placeholder(std::string_view beginning, const std::filesystem::path&
   beginning.remove_prefix(std::min(beginning.find_first_not_of(" \t\r\n"), beginning.size()));
   for (const std::string_view tag : {"<!doctype html", "<html", "<head", "<body"}) {
     if (!begins_with_tag(beginning, tag)) continue;
-    refuse("a web page (HTML), such as a proxy or a page for signing in sends",
+    refuse("a web page (HTML), as a proxy or a sign-in page sends",
            "expected the file itself: open it in a browser to see what the server said, then "
            "download the file again");
   }
   if (begins_with_tag(beginning, "<?xml")) {
-    refuse("XML, such as a server sends with an error",
+    refuse("XML, as a server sends with an error",
            "expected the file itself: read it to see what the server said, then download the file "
            "again");
   }

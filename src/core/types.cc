@@ -44,9 +44,8 @@ DType parse_dtype(std::string_view name) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4}) {
     if (name == name_of(dtype)) return dtype;
   }
-  throw InvalidArgument(
-      fmt::format("unknown element type '{}'; known are f32, f16, bf16, q8 and q4",
-                  printable_beginning(name)));
+  throw InvalidArgument(fmt::format(
+      "unknown element type '{}'; known are f32, f16, bf16, q8 and q4", printable_beginning(name)));
 }
 
 std::string KvDType::name() const {
@@ -103,7 +102,7 @@ void AttentionShape::check() const {
   if (chunk_len < 0) {
     throw InvalidArgument(
         fmt::format("attention shape: chunk_len is {}; it must be the tokens of a chunk, or 0 for "
-                    "attention that is not by chunks",
+                    "attention without chunks",
                     chunk_len));
   }
   for (const std::int64_t window : sliding_window) {

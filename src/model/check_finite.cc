@@ -54,10 +54,10 @@ void check_finite(const std::byte* data, DType dtype, std::span<const std::int64
   std::vector<std::int64_t> place(shape.size());
   std::int64_t rest = bad;
   for (std::size_t i = shape.size(); i-- > 0; rest /= shape[i]) place[i] = rest % shape[i];
-  throw FileError(fmt::format(
-      "{} has {} at {}; expected finite weights: the file is damaged (fetch it again) or was made "
-      "of a model that is",
-      what, value, shown_shape(place)));
+  throw FileError(
+      fmt::format("{} has {} at {}; expected finite weights: the file is damaged (fetch it again), "
+                  "or its source model is",
+                  what, value, shown_shape(place)));
 }
 
 }  // namespace topkv

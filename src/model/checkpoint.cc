@@ -13,8 +13,9 @@ namespace topkv {
 namespace {
 
 [[noreturn]] void refuse(const Checkpoint& checkpoint, const std::string& name) {
-  throw Unsupported(fmt::format("{}: experts in one tensor ({}); topkv reads these of safetensors",
-                                path_text(checkpoint.source()), name));
+  throw Unsupported(fmt::format(
+      "{}: has experts in one tensor ({}); topkv reads such tensors from safetensors only",
+      path_text(checkpoint.source()), name));
 }
 
 }  // namespace

@@ -65,13 +65,13 @@ std::int64_t read_head_dim(const JsonObject& root, const Family& family, std::in
     if (hidden_size % (2 * q_heads) != 0) {
       root.fail(
           "hidden_size",
-          fmt::format("an even multiple of num_attention_heads ({}), for there is no head_dim",
+          fmt::format("an even multiple of num_attention_heads ({}), because there is no head_dim",
                       q_heads));
     }
     return hidden_size / q_heads;
   }
   const std::int64_t head_dim = root.integer("head_dim", 2, max_head_dim, family.head_dim);
-  if (head_dim % 2 != 0) root.fail("head_dim", "an even number, for RoPE turns pairs");
+  if (head_dim % 2 != 0) root.fail("head_dim", "an even number, because RoPE rotates pairs");
   return head_dim;
 }
 
@@ -178,9 +178,10 @@ std::int64_t ModelConfig::kv_bytes_per_token(KvDType dtype) const {
 
 ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t length) {
   if (length < 0 || length > max_positions) {
-    throw InvalidArgument(fmt::format(
-        "a model for texts of {} tokens; expected 1 to {}, or 0 for as many as it was made for",
-        length, max_positions));
+    throw InvalidArgument(
+        fmt::format("a length of {} tokens for the model's texts; expected 1 to {}, or 0 for the "
+                    "length that it was made for",
+                    length, max_positions));
   }
   if (is_model_file(model)) {
     const GgufFile file = GgufFile::open(model);

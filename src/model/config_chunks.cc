@@ -19,14 +19,15 @@ void check_network(const JsonObject& root, const ModelConfig& config) {
   const auto refuse = [&](bool has, const char* what) {
     if (!has) return;
     root.unsupported(key_of_chunks,
-                     fmt::format("it in models without {}; remove one of both", what));
+                     fmt::format("it in models without {}; remove one of the two", what));
   };
   const auto& windows = config.attention.sliding_window;
   refuse(std::any_of(windows.begin(), windows.end(), [](auto window) { return window > 0; }),
          "sliding windows");
-  refuse(!config.layer_rope.empty(), "layers that have no RoPE or another one");
+  refuse(!config.layer_rope.empty(), "layers that have no RoPE, or a RoPE of their own");
   refuse(config.rope_scaling.kind != RopeScaling::Kind::none, "a scaling of RoPE");
-  refuse(config.rotary_dim != config.attention.head_dim, "a part of each head that RoPE leaves");
+  refuse(config.rotary_dim != config.attention.head_dim,
+         "a part of each head that RoPE does not rotate");
 }
 
 }  // namespace

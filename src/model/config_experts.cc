@@ -24,8 +24,8 @@ const char* experts_key(const JsonObject& root, const Family& family) {
   const Json* first = root.find(name);
   const Json* second = root.find(other);
   if (first != nullptr && second != nullptr && *first != *second) {
-    root.fail(other, fmt::format("{} ({}) again, for both are the number of experts: keep the one "
-                                 "that the weights have",
+    root.fail(other, fmt::format("the value of {} ({}), because both are the number of experts: "
+                                 "keep the one that matches the weights",
                                  name, shown(*first)));
   }
   return name;
@@ -53,7 +53,7 @@ std::vector<bool> expert_layers(const JsonObject& root, std::int64_t layers) {
 /// Keys of gpt-oss that its own code reads and transformers does not; and one that it misses.
 void check_gpt_oss_keys(const JsonObject& root, const ModelConfig& config) {
   if (root.find("rope_scaling") == nullptr && root.find("rope_parameters") == nullptr) {
-    root.fail("rope_scaling", "what stretches RoPE, as gpt-oss's files have it (yarn)");
+    root.fail("rope_scaling", "a scaling of RoPE, which gpt-oss's files have (yarn)");
   }
   constexpr double limit = 7;
   if (root.number("swiglu_limit", 0, 1e9, limit) != limit) {
@@ -62,7 +62,8 @@ void check_gpt_oss_keys(const JsonObject& root, const ModelConfig& config) {
   constexpr const char* again = "experts_per_token";
   if (root.find(again) != nullptr &&
       root.integer(again, 1, max_experts) != config.mixture.per_token) {
-    root.fail(again, fmt::format("num_experts_per_tok ({}) again", config.mixture.per_token));
+    root.fail(again,
+              fmt::format("the value of num_experts_per_tok ({})", config.mixture.per_token));
   }
 }
 
@@ -86,7 +87,7 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
                                   : config.intermediate_size;
   // All experts together have no more than an MLP may have.
   if (mixture.experts * mixture.intermediate_size > max_width) {
-    root.fail(width, fmt::format("{} at most, for {} is {}", max_width / mixture.experts, key,
+    root.fail(width, fmt::format("{} at most, because {} is {}", max_width / mixture.experts, key,
                                  mixture.experts));
   }
   mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", false);

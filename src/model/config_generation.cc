@@ -69,9 +69,8 @@ void read_sampling(const JsonObject& generation, const std::filesystem::path& fi
   }
   if (!unread.empty()) {
     config.sampling_warning = fmt::format(
-        "{}: {}: not among what topkv samples with (temperature, top_k, top_p, min_p, "
-        "repetition_penalty); what "
-        "it generates may differ from what the model's makers meant",
+        "{}: {}: topkv does not sample with it (only with temperature, top_k, top_p, min_p, "
+        "repetition_penalty); answers may differ from what the model's makers intended",
         path_text(file), fmt::join(unread, ", "));
   }
   const auto number = [&](const char* key, double low, double high, double missing) {

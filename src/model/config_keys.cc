@@ -90,10 +90,10 @@ struct OtherNetwork {
 };
 constexpr std::string_view full_precision = "F32, F16 and BF16 weights";
 constexpr std::string_view dense =
-    "dense models, and experts as qwen3_moe, mixtral and gpt_oss have them";
+    "dense models, and experts like those in qwen3_moe, mixtral and gpt_oss";
 constexpr std::string_view no_shared_experts = "mixtures without an expert that all tokens share";
 constexpr std::string_view plain_rope = "RoPE as this family of models has it";
-constexpr std::string_view unscaled = "networks that scale nothing besides attention by 1/sqrt(d)";
+constexpr std::string_view unscaled = "networks that scale only attention, by 1/sqrt(d)";
 constexpr std::string_view uncapped = "scores and logits without a cap";
 constexpr std::string_view all_or_sliding = "layers that attend all positions or a sliding window";
 constexpr OtherNetwork other_networks[] = {
@@ -133,8 +133,8 @@ constexpr OtherNetwork other_networks[] = {
     {"interpolate_factor", unscaled, 1},
     {"lm_head_bias", "output layers without biases"},
     {"use_bidirectional_attention", "attention to a token itself and to earlier ones"},
-    {"use_parallel_residual", "attention and MLP one behind the other"},
-    {"parallel_attn", "attention and MLP one behind the other"},
+    {"use_parallel_residual", "attention and MLP one after the other"},
+    {"parallel_attn", "attention and MLP one after the other"},
     {"is_encoder_decoder", "decoders"},
     {"add_cross_attention", "decoders"}};
 
@@ -268,8 +268,8 @@ std::string unread_keys_warning(const std::vector<std::string>& keys,
                                 const std::filesystem::path& file, std::string_view model_type) {
   if (keys.empty()) return {};
   return fmt::format(
-      "{}: {}: not read by topkv, nor by transformers' {}; a model that needs it will answer "
-      "otherwise than its makers meant",
+      "{}: {}: neither topkv nor transformers' {} reads it; a model that needs it will not answer "
+      "as its makers intended",
       path_text(file), listed(keys, 6), model_type);
 }
 

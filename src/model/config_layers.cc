@@ -90,7 +90,7 @@ std::vector<bool> typed_windows(const JsonObject& root, const Json& types, std::
     }
     if (!any) {
       root.fail("sliding_window",
-                fmt::format("a window{}, for layer_types has \"sliding_attention\"",
+                fmt::format("a window{}, because layer_types has \"sliding_attention\"",
                             switched ? " and use_sliding_window true" : ""));
     }
     windowed[l] = true;
@@ -114,7 +114,7 @@ void read_layers(const JsonObject& root, const Family& family, ModelConfig& conf
   const bool on = !switched || root.flag("use_sliding_window", false);
   const std::int64_t window = on ? read_window(root, family) : 0;
   if (family.sliding == Sliding::pattern && window == 0) {
-    root.fail("sliding_window", "a window, as some of the layers have it");
+    root.fail("sliding_window", "a window, because some of the layers have one");
   }
   const Json* types = everywhere ? nullptr : root.find("layer_types");
   const std::vector<bool> windowed =

@@ -123,7 +123,7 @@ class ScalingReader {
     scaling_.original_max_position = static_cast<double>(config_.max_position);
     if (config_.rotary_dim <= 2) {
       rope_.unsupported(rope_.contains("rope_type") ? "rope_type" : "type",
-                        "\"dynamic\" where more than 2 elements of a head are turned");
+                        "\"dynamic\" if it rotates more than 2 elements of a head");
     }
     const double d = static_cast<double>(config_.rotary_dim);
     const double longest = length_ > 0 ? static_cast<double>(length_)
@@ -183,8 +183,7 @@ class ScalingReader {
     };
     if (list == nullptr || !list->is_array() || list->size() != static_cast<std::size_t>(pairs) ||
         !std::all_of(list->begin(), list->end(), is_factor)) {
-      rope_.fail(key, fmt::format("an array of {} numbers from {} to {}, one for each pair that is "
-                                  "turned",
+      rope_.fail(key, fmt::format("an array of {} numbers from {} to {}, one for each rotated pair",
                                   pairs, 1 / most, most));
     }
     return list->get<std::vector<double>>();
@@ -324,8 +323,8 @@ std::string ModelConfig::beyond_reach(std::int64_t tokens) const {
                                                  "was loaded for"
                                                : "max_position_embeddings and rope_scaling";
   return fmt::format(
-      "{} tokens are more than the {} positions that the model was made for ({}); what it makes of "
-      "those beyond may be worthless",
+      "{} tokens are more than the {} positions that the model was made for ({}); answers beyond "
+      "them may be worthless",
       tokens, reach(), where);
 }
 

@@ -43,8 +43,8 @@ void check_generation(const Model::Impl& model, const Session& session,
   for (const TokenBias& one : options.sampling.logit_bias) {
     if (one.token >= 0 && one.token < model.config.vocab_size) continue;
     throw InvalidArgument(
-        fmt::format("a logit bias of token {}; expected one of the vocabulary of {}", one.token,
-                    model.config.vocab_size));
+        fmt::format("a logit bias for token {}; expected a token of the vocabulary of {}",
+                    one.token, model.config.vocab_size));
   }
   for (const std::int64_t count : {options.logprobs, options.prompt_logprobs}) {
     if (count >= -1 && count <= most_logprobs) continue;
@@ -55,7 +55,7 @@ void check_generation(const Model::Impl& model, const Session& session,
   for (const std::string& stop : options.stop) {
     if (!stop.empty() && valid_utf8_bytes(stop) == stop.size()) continue;
     throw InvalidArgument(
-        fmt::format("the stop text {}; expected some, in UTF-8",
+        fmt::format("the stop text {}; expected a text in UTF-8",
                     stop.empty() ? "is empty" : "\"" + printable_beginning(stop) + "\""));
   }
 }

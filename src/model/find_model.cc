@@ -181,14 +181,14 @@ std::string commit_of(const Name& name, const fs::path& model) {
     if (commit.size() <= 64 && !commit.empty() && std::ranges::all_of(commit, is_letter_or_digit)) {
       return commit;
     }
-    throw FileError(fmt::format("{}: is no name of a commit; `{}` mends it", path_text(reference),
-                                name.download()));
+    throw FileError(fmt::format("{}: does not hold a commit's name; `{}` repairs it",
+                                path_text(reference), name.download()));
   }
   if (std::ranges::all_of(revision, is_letter_or_digit) &&
       fs::is_directory(model / "snapshots" / revision, error)) {
     return revision;
   }
-  throw FileError(fmt::format("{}: is not there, which says what {} is; `{}` downloads it",
+  throw FileError(fmt::format("{}: is missing, and it names the commit of {}; `{}` downloads it",
                               path_text(reference), revision, name.download()));
 }
 
@@ -209,7 +209,7 @@ fs::path find_model(std::string_view model, ModelFiles files) {
   const fs::path snapshot = folder / "snapshots" / commit_of(name, folder);
   if (!fs::is_directory(snapshot, error)) {
     throw FileError(
-        fmt::format("{}: is not there; `{}` downloads it", path_text(snapshot), name.download()));
+        fmt::format("{}: is missing; `{}` downloads it", path_text(snapshot), name.download()));
   }
   return Snapshot(name, snapshot).check(files);
 }

@@ -71,8 +71,8 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
   constexpr std::int64_t most = GenerationBatch::most_sessions;
   if (sessions.size() != prompts.size() || sessions.empty() || std::ssize(sessions) > most) {
     throw InvalidArgument(
-        fmt::format("generate_together: {} sessions and {} prompts; expected as many of each, from "
-                    "1 to {}",
+        fmt::format("generate_together: {} sessions and {} prompts; expected a prompt for each "
+                    "session, and 1 to {} of them",
                     sessions.size(), prompts.size(), most));
   }
   Session::check_together(sessions);

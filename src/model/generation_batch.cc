@@ -14,7 +14,8 @@ struct GenerationBatch::Impl {
   void check_between_steps() const {
     if (!stepping) return;
     throw InvalidArgument(
-        "a batch was called by what it calls (on_token, progress); call it between its steps");
+        "a batch was called from one of its callbacks (on_token, progress); call it between its "
+        "steps");
   }
 
   DecodeLoop generation;

@@ -50,9 +50,9 @@ const GgufArchitecture& architecture_of(const GgufFile& file) {
   if (found != architectures.end()) return *found;
   std::vector<std::string_view> names;
   for (const GgufArchitecture& known : architectures) names.push_back(known.name);
-  file.unsupported(key, fmt::format("{} in GGUF files: of other families a directory with "
-                                    "safetensors",
-                                    fmt::join(names, ", ")));
+  file.unsupported(
+      key, fmt::format("{} in GGUF files, and other families in a directory with safetensors",
+                       fmt::join(names, ", ")));
 }
 
 }  // namespace topkv

@@ -70,8 +70,8 @@ struct Unpack {
   void check(std::int64_t row, std::int64_t input, float factor) const {
     if (std::abs(factor) <= 1e30F) return;
     throw FileError(
-        fmt::format("{} has scale or offset {} at [{}, {}]; expected finite ones of at most 1e30: "
-                    "the file is damaged or was made of a model that is",
+        fmt::format("{} has scale or offset {} at [{}, {}]; expected finite numbers of at most "
+                    "1e30: the file is damaged, or its source model is",
                     what, factor, first_row + row, input));
   }
 

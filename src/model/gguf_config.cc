@@ -89,9 +89,9 @@ class Translator {
     }
     const std::string key_length = prefix_ + "attention.key_length";
     if (!file_.has(key_length) && hidden % (2 * heads) != 0) {
-      file_.fail(
-          prefix_ + "embedding_length",
-          fmt::format("an even multiple of the {} heads, for there is no {}", heads, key_length));
+      file_.fail(prefix_ + "embedding_length",
+                 fmt::format("an even multiple of the {} heads, because there is no {}", heads,
+                             key_length));
     }
     head_dim_ = file_.integer(key_length, 2, most, hidden / heads);
     same("attention.value_length", "heads of keys and values of the same length");
@@ -159,9 +159,8 @@ class Translator {
     for (const auto& [name, tensor] : file_.tensors()) {
       if (known.contains(std::string(name))) continue;
       throw Unsupported(fmt::format(
-          "{}: has tensor {}, which a network of architecture {} with {} layers does "
-          "not read here; "
-          "expected a model without it",
+          "{}: has tensor {}, which topkv does not read in a network of architecture {} with {} "
+          "layers; expected a model without it",
           path_text(file_.path()), printable_beginning(name), architecture_.name, layers));
     }
   }
@@ -320,8 +319,8 @@ std::string unread_gguf_warning(const GgufFile& file) {
   }
   if (unread.empty()) return {};
   return fmt::format(
-      "{}: {}: not read by topkv; a model that needs it will answer otherwise than its makers "
-      "meant",
+      "{}: {}: topkv does not read it; a model that needs it will not answer as its makers "
+      "intended",
       path_text(file.path()), listed(unread, 6));
 }
 

@@ -174,8 +174,9 @@ const Tokenizer& Model::tokenizer() const { return impl_->text_tokenizer(); }
 
 const Tokenizer& Model::Impl::text_tokenizer() const {
   if (!tokenizer) {
-    throw FileError(fmt::format("{}: no {} there, so text cannot be encoded", path_text(directory),
-                                is_model_file(directory) ? "tokenizer" : "tokenizer.json"));
+    throw FileError(fmt::format(
+        "{}: has no {} to encode text with; expected one beside the weights", path_text(directory),
+        is_model_file(directory) ? "tokenizer" : "tokenizer.json"));
   }
   return *tokenizer;
 }

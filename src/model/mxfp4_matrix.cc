@@ -36,10 +36,10 @@ struct Mxfp4 {
     for (std::int64_t g = 0; g < form.groups(); ++g) {
       const auto exponent = std::to_integer<unsigned>(scales[first + g]);
       if (exponent > largest) {
-        throw FileError(fmt::format(
-            "{}_scales has {} at [{}, {}, {}]; expected {} at most (2^{}): the file is damaged or "
-            "was made of a model that is",
-            what, exponent, which.expert, output, g, largest, largest - middle));
+        throw FileError(
+            fmt::format("{}_scales has {} at [{}, {}, {}]; expected {} at most (2^{}): the file is "
+                        "damaged, or its source model is",
+                        what, exponent, which.expert, output, g, largest, largest - middle));
       }
       to_scales[g] = std::ldexp(1.0F, static_cast<int>(exponent) - static_cast<int>(middle) - 1);
     }

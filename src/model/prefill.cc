@@ -37,18 +37,16 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   }
   // A builder calls it a wrong argument; of a model's prefill it is what the device cannot do.
   if (!device->takes_rows(options.kv_dtype)) {
-    throw Unsupported(
-        fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
-                    options.kv_dtype.name()));
+    throw Unsupported(fmt::format(
+        "rows in {} on a CUDA device; expected bf16, q8 or q4 there (a CPU takes f16 and f32, too)",
+        options.kv_dtype.name()));
   }
   if (options.kv_dtype.keys == DType::q4 && has_unknown_key_bias(config) &&
       !impl_->told_key_biases.exchange(true)) {
     impl_->warn(
-        fmt::format("keys in {}: the biases of this model's keys go through a norm, and are not "
-                    "taken off before "
-                    "keys are rounded; large ones leave 4 bits too few for the rest, so that rows "
-                    "are not found: "
-                    "use q8 or q8/q4",
+        fmt::format("keys in {}: a norm follows the biases of this model's keys, so that topkv "
+                    "cannot subtract them before it rounds; large biases leave too few of the 4 "
+                    "bits, and rows may not be found: use q8 or q8/q4",
                     options.kv_dtype.name()));
   }
   ContextBuilder builder(

@@ -101,8 +101,8 @@ std::string unread_quantisation_warning(const Json& config, const std::filesyste
   }
   if (unread.empty()) return {};
   return fmt::format(
-      "{}: {}: {}: not known to topkv; if that says how the weights are stored, the model will "
-      "answer otherwise than its makers meant",
+      "{}: {}: {}: unknown to topkv; if it says how the weights are stored, the model will not "
+      "answer as its makers intended",
       path_text(file), where, listed(unread, 6));
 }
 

@@ -128,8 +128,8 @@ struct Module {
       to_scales[g] = scale(output, g);
       if (!(std::abs(to_scales[g]) <= 1e30F)) {
         throw FileError(
-            fmt::format("{} has scale {} of output {}, group {}; expected finite ones of at most "
-                        "1e30: the file is damaged or was made of a model that is",
+            fmt::format("{} has scale {} of output {}, group {}; expected finite numbers of at "
+                        "most 1e30: the file is damaged, or its source model is",
                         what, to_scales[g], output, g));
       }
       if (how.fp8()) {
@@ -150,10 +150,10 @@ struct Module {
 
   void check_number(std::uint32_t byte, std::int64_t output, std::int64_t input) const {
     if ((byte & 0x7fU) != 0x7fU) return;
-    throw FileError(fmt::format(
-        "{} has NaN at [{}, {}]; expected finite weights: the file is damaged or was made of a "
-        "model that is",
-        what, output, input));
+    throw FileError(
+        fmt::format("{} has NaN at [{}, {}]; expected finite weights: the file is damaged, or its "
+                    "source model is",
+                    what, output, input));
   }
 
   void read_codes(std::int64_t output, std::int64_t count, std::byte* to) const {

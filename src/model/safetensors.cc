@@ -41,11 +41,11 @@ fs::path find_torch_file(const fs::path& directory) {
 std::string what_to_do(const fs::path& directory) {
   const auto name = [](const fs::path& file) { return printable(file.filename().string()); };
   if (const fs::path shard = find_file(directory, "", ".safetensors"); !shard.empty())
-    return fmt::format("the index beside {}: fetch it, too", name(shard));
+    return fmt::format("the index beside {}: fetch the index, too", name(shard));
   if (const fs::path gguf = find_file(directory, "", ".gguf"); !gguf.empty())
     return fmt::format("safetensors, or the path of the GGUF file, {}", path_text(gguf));
   if (const fs::path torch = find_torch_file(directory); !torch.empty())
-    return fmt::format("safetensors, for {} is not read: fetch the model as safetensors",
+    return fmt::format("safetensors, because {} is not read: fetch the model as safetensors",
                        name(torch));
   return "the directory of a Hugging Face model saved as safetensors";
 }

@@ -137,10 +137,9 @@ class SafeTensorsCheckpoint : public Checkpoint {
     if (auto found = find(name)) return *std::move(found);
     if (name == "lm_head.weight" && find("model.embed_tokens.weight")) {
       throw FileError(fmt::format(
-          "{}: has no tensor lm_head.weight, and config.json does not tie it to the embedding: "
-          "these are the weights of a model without its output layer; expected those of the whole "
-          "model (saved from AutoModelForCausalLM), or tie_word_embeddings true if that is how it "
-          "is made",
+          "{}: has no tensor lm_head.weight, and config.json does not tie it to the embedding: the "
+          "output layer is missing; expected the whole model's weights (saved from "
+          "AutoModelForCausalLM), or tie_word_embeddings true if the model ties them",
           path_text(source())));
     }
     return name;  // to be missed under the name that it should have

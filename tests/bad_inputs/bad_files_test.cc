@@ -65,7 +65,7 @@ TEST(BadFiles, Gguf) {
   const auto without = [](const char* key) { return [key](File& f) { f.erase(key); }; };
   const std::string layers = "llama.block_count";
   const std::vector<GgufCase> cases = {
-      {"of version 1", [](File& f) { f.version = 1; }, {"version", "1", "2 and 3"}},
+      {"version 1", [](File& f) { f.version = 1; }, {"version", "1", "2 and 3"}},
       {"of a later version", [](File& f) { f.version = 4; }, {"version", "4", "2 and 3"}},
       {"big-endian", [](File& f) { f.version = 0x03000000; }, {"version", "big-endian", "little"}},
       {"no architecture", without("general.architecture"),
@@ -171,9 +171,9 @@ TEST(BadFiles, Gguf) {
     expect_refused(
         name, path.string() + ": ", [&] { Model::plan(path, {}, {}, {}); }, parts);
   };
-  refused("no bytes", "", {"begins otherwise", "with \"\"", "the letters GGUF"});
+  refused("no bytes", "", {"not with the letters GGUF", "with \"\"", "the letters GGUF"});
   refused("another kind of file", "PK\3\4" + whole.substr(4),
-          {"begins otherwise", "with \"PK\\x03\\x04\"", "the letters GGUF"});
+          {"not with the letters GGUF", "with \"PK\\x03\\x04\"", "the letters GGUF"});
   refused("cut off in its header", whole.substr(0, 10),
           {"ends within the number of tensors", "8 bytes at 8", "of which the file has 2"});
 }
@@ -317,7 +317,7 @@ TEST(BadFiles, TensorsOfQuantisedMatrices) {
        {"\"m.scales\"", "[16, 2]", "[2, 16]"}},
       {"scales that are infinite",
        [&](FileTensors& t) { t["m.scales"] = halves(2, 16, std::string("\0\x7c", 2)); },
-       {"module m has scale", "inf of output 0, group 0", "expected finite ones"}},
+       {"module m has scale", "inf of output 0, group 0", "expected finite numbers"}},
       {"an order of another shape",
        [&](FileTensors& t) {
          t["m.g_idx"].shape = {8, 8};
@@ -383,15 +383,15 @@ TEST(BadFiles, TablesOfContexts) {
     if (mended) fuzz::mend_checksums(bytes);
     return bytes;
   };
-  refused("no bytes", "", {"is no context file", "0 bytes", "a header alone has 64"});
+  refused("no bytes", "", {"is not a context file", "0 bytes", "a header alone has 64"});
   refused("another kind of file", "GGUF" + whole.substr(4),
-          {"is no context file", "does not begin", "topkv prefill"});
+          {"is not a context file", "first bytes", "topkv prefill"});
   refused("of another version", changed(8, std::uint32_t{2}),
-          {"is of version", "2", "reads version 1"});
+          {"has version", "2", "reads version 1"});
   refused("a header of another size", changed(12, std::uint32_t{128}),
           {"its header says", "128 bytes", "expected 64"});
   refused("bytes of the header that are not known", changed(48, std::uint64_t{1}),
-          {"its header says", "1 where nothing is", "and 0"});
+          {"its header says", "1 in unused bytes", "and 0"});
   refused("a byte of the header changed", changed(24, std::uint64_t{9}, false),
           {"its header", "damaged: it has the checksum", "expected"});
   refused("a byte of the table changed", changed(64, std::uint32_t{9}, false),
@@ -405,13 +405,13 @@ TEST(BadFiles, TablesOfContexts) {
   refused("more checksums than the file holds", changed(32, std::uint64_t{1} << 50),
           {"checksums", "1125899906842624", "bytes hold"});
   refused("a section that is not where it should be", changed(64 + 48 + 24, std::uint64_t{4096}),
-          {"section 1 of 3 (K of layer 0, KV head 0)", "at 4096", "expected them at 8192"});
+          {"section 1 of 3 (K of layer 0, KV head 0)", "at 4096", "expected it at 8192"});
   refused("a section beyond the file", changed(64 + 96 + 32, std::uint64_t{1} << 40),
           {"section 2 of 3", "has 1099511627776 bytes", "within the file's"});
   refused("flags that are not known", changed(64 + 48 + 4, std::uint32_t{3}),
           {"section 1 of 3", "flags 3", "0 or 1"});
   refused("a kind that is not known", fuzz::file_of_sections(list + section(77, "x")),
-          {"a section of kind 77", "does not know and must", "expected kinds 1 to 9"});
+          {"a section of kind 77", "does not know and cannot skip", "expected kinds 1 to 9"});
   refused("no sections", fuzz::file_of_sections(""),
           {"first section", "is none", "expected the description"});
   refused("no description", fuzz::file_of_sections(section(4, row)),
@@ -420,13 +420,13 @@ TEST(BadFiles, TablesOfContexts) {
           {"V of layer 0, KV head 0 is missing", "it has 1 sections", "expected 2"});
   refused(
       "keys twice", fuzz::file_of_sections(list + section(4, row)),
-      {"K of layer 0, KV head 0", "is one section too many", "expected 2 behind the description"});
+      {"K of layer 0, KV head 0", "is one section too many", "expected 2 after the description"});
   refused("values before keys",
           fuzz::file_of_sections(section(1, description) + section(5, row) + section(4, row)),
-          {"V of layer 0, KV head 0", "stands where", "K of layer 0, KV head 0 is expected"});
+          {"V of layer 0, KV head 0", "is in the place of", "K of layer 0, KV head 0 is expected"});
   refused("keys of another layer",
           fuzz::file_of_sections(section(1, description) + section(4, row, 1) + section(5, row)),
-          {"K of layer 1, KV head 0", "stands where", "K of layer 0, KV head 0 is expected"});
+          {"K of layer 1, KV head 0", "is in the place of", "K of layer 0, KV head 0 is expected"});
   refused("rows too short",
           fuzz::file_of_sections(section(1, description) + section(4, "123456789012") +
                                  section(5, row)),
@@ -447,7 +447,7 @@ TEST(BadFiles, TablesOfContexts) {
   rubbish[rubbish.size() - 1] = 'x';
   fuzz::mend_checksums(rubbish);
   refused("rubbish behind a section", rubbish,
-          {"what follows V of layer 0, KV head 0", "is not 0", "up to the next page"});
+          {"what follows V of layer 0, KV head 0", "is not 0", "and the next page"});
 }
 
 }  // namespace

@@ -159,7 +159,7 @@ fails 'another model' 1 'notes.tkv: does not match this model and its flags: it 
 fails 'another length' 1 'turns.tkv: does not match this model and its flags' "$topkv" ask turns.tkv -m turns --length 8192 --device cpu -p x
 fails 'an index that learns of queries, of a file without' 1 'notes.tkv: has no queries of its prefill, which h2o needs; name one of its indices (exact, codes:k=32,v=8)' "$topkv" ask notes.tkv -m "$model" -p x --kv-index h2o
 holds 'and is told before anything is read' sh -c '! grep -q "^load" log'
-fails 'no context' 1 'is no context file' "$topkv" ask notes.txt -m "$model" -p x
+fails 'no context' 1 'is not a context file' "$topkv" ask notes.txt -m "$model" -p x
 fails 'nothing there' 1 'cannot be opened' "$topkv" ask nothing.tkv -m "$model" -p x
 fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f notes.txt -o no/x.tkv
 fails 'a place where no file can be' 1 '/proc/x.tkv: cannot be ' "$topkv" prefill -m "$model" -f notes.txt -o /proc/x.tkv

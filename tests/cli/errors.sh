@@ -88,7 +88,7 @@ refuses_early 2 '--kv-index: .*dim 64 cannot be cut' generate -m "$model" -p a -
 refuses 2 '--kv-index: .*5000 lists.*at least as many keys, there are 40' needle -m "$model" -c 4K --kv-index faiss:IVF5000
 refuses 2 '--kv-index' generate -m "$model" -p a --kv-index hnsw:M=cat
 refuses 1 'no-such-model: there is no such directory; expected .* config.json' needle -m no-such-model
-refuses 1 'model.safetensors: begins otherwise than a GGUF file .*or the directory of a model' needle -m "$model"/model.safetensors
+refuses 1 'model.safetensors: begins with .*, not with the letters GGUF.*or the directory of a model' needle -m "$model"/model.safetensors
 refuses 1 '\.: has no config.json; expected the directory of a model' needle -m .
 refuses 1 'no-such-model' generate -m no-such-model -p a
 refuses 1 'no-such-model: .* config.json alone is enough' info -m no-such-model

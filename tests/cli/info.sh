@@ -57,7 +57,7 @@ holds 'beside what is known' knows
 mkdir lone && cp "$model/config.json" lone && cp "$model/model.safetensors" lone/model-00001-of-00002.safetensors
 info lone
 holds 'shards without their index are an error' test $? -eq 1
-holds 'that says what to fetch' errors 'expected the index beside model-00001-of-00002.safetensors: fetch it'
+holds 'that says what to fetch' errors 'expected the index beside model-00001-of-00002.safetensors: fetch the index'
 mkdir torch && cp "$model/config.json" torch && touch torch/pytorch_model.bin
 info torch
 holds 'weights that are not safetensors are an error' errors 'pytorch_model.bin is not read'

@@ -590,7 +590,7 @@ TEST(DamagedContextFile, GraphsThatLeadOutOfWhatThereIs) {
     load_context(file.path());
     FAIL() << "floors of more lists than there are bytes";
   } catch (const FileError& error) {
-    EXPECT_NE(std::string(error.what()).find("more lists than there is room for"),
+    EXPECT_NE(std::string(error.what()).find("more lists than the data holds"),
               std::string::npos)
         << error.what();
   }

@@ -89,7 +89,7 @@ TEST(Files, RoomIsAskedForAndNothingIsLeft) {
   check_room(path, 100);
   check_room(directory.path() / "new.tkv", 100);
   expect_error<FileError>([&] { check_room(path, std::int64_t{1} << 62); }, path.string() + ": ",
-                          {"it will take about 4", "free", "make room"});
+                          {"the file will take about 4", "free", "free some space"});
   expect_error<FileError>([&] { check_room(directory.path() / "none" / "a.tkv", 1); }, "",
                           {"folder"});
   std::vector<std::string> names;

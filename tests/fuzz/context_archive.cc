@@ -25,7 +25,7 @@ class Bytes final : public topkv::Archive {
 
  protected:
   void transfer(void* data, std::int64_t bytes) override {
-    if (bytes > left()) fail("it ends before what it has to hold");
+    if (bytes > left()) fail("it ends too early");
     if (bytes == 0) return;
     std::memcpy(data, bytes_.data(), static_cast<std::size_t>(bytes));
     bytes_.remove_prefix(static_cast<std::size_t>(bytes));

@@ -216,23 +216,23 @@ TEST(FaissFileOfLists, LeadsNowhereElse) {
   ASSERT_EQ(file.at<std::int64_t>(codes - 8), count * faiss_dim);
   for (const std::int64_t other : {0L, 3 * faiss_dim, 4 * faiss_dim - 1, 5 * faiss_dim})
     file.refused(of_mean, other, "another number of lists");
-  file.refused(of_mean, std::int64_t{1} << 62, "longer than what is there");
-  file.refused(of_mean, std::int64_t{-1}, "longer than what is there");
-  file.refused(0, std::int64_t{-2}, "longer than what is there");
-  file.refused(8, std::int64_t{faiss_dim - 1}, "a mean is not one of its keys");
+  file.refused(of_mean, std::int64_t{1} << 62, "longer than the data");
+  file.refused(of_mean, std::int64_t{-1}, "longer than the data");
+  file.refused(0, std::int64_t{-2}, "longer than the data");
+  file.refused(8, std::int64_t{faiss_dim - 1}, "mean has another dimension");
   file.refused(16, nan, "not finite");
   file.refused(16, 32769.0F, "a mean is farther than keys can make it");
   file.refused(centroids, nan, "not finite");
   file.refused(centroids, 1e30F, "farther than keys can make it");
-  file.refused(ranges - 8, std::int64_t{faiss_dim}, "ranges are not one for each element");
+  file.refused(ranges - 8, std::int64_t{faiss_dim}, "not one range for each element");
   file.refused(ranges, -1e30F, "wider than keys can make it");
   file.refused(ranges + faiss_dim * 4, 1e30F, "wider than keys can make it");
   file.refused(ranges + faiss_dim * 4, -0.5F, "a range is below 0");
-  file.refused(first - 8, std::int64_t{1} << 60, "longer than what is there");
-  file.refused(first, std::int64_t{-1}, "not each key once");
-  file.refused(first, keys, "not each key once");
-  file.refused(first, file.at<std::int64_t>(first + 8), "not each key once");
-  file.refused(codes - 8, count * faiss_dim - 1, "not one for each of its keys");
+  file.refused(first - 8, std::int64_t{1} << 60, "longer than the data");
+  file.refused(first, std::int64_t{-1}, "do not have each key once");
+  file.refused(first, keys, "do not have each key once");
+  file.refused(first, file.at<std::int64_t>(first + 8), "do not have each key once");
+  file.refused(codes - 8, count * faiss_dim - 1, "not one code for each of its keys");
   // Without its last key.
   std::string fewer = file.whole();
   const std::int64_t less = count - 1;
@@ -241,7 +241,7 @@ TEST(FaissFileOfLists, LeadsNowhereElse) {
   std::memcpy(fewer.data() + codes - 8, &less_codes, 8);
   fewer.erase(codes - 16, 8);
   std::memcpy(fewer.data() + first - 8, &less, 8);
-  file.refused(fewer, "not each key once");
+  file.refused(fewer, "do not have each key once");
 }
 
 TEST(FaissFileOfLists, AreNotMadeBeyondWhatThereIs) {
@@ -256,18 +256,18 @@ TEST(FaissFileOfLists, AreNotMadeBeyondWhatThereIs) {
 TEST(FaissFileOfCodes, AreNumbers) {
   const Bytes flat("faiss:Flat", 50);
   for (const float bad : {nan, std::numeric_limits<float>::infinity(), 32769.0F, -1e38F})
-    flat.refused(8 + 4 * 17, bad, "not within what FAISS is given");
-  flat.refused(0, std::int64_t{49 * faiss_dim * 4}, "not one for each key");
+    flat.refused(8 + 4 * 17, bad, "beyond FAISS's limits");
+  flat.refused(0, std::int64_t{49 * faiss_dim * 4}, "not one code for each key");
   const Bytes lists("faiss:IVF1,Flat", 50);
-  lists.refused(of_mean + 8 + faiss_dim * 4 + 8 + 50 * 8 + 8, nan, "not within what FAISS is given");
+  lists.refused(of_mean + 8 + faiss_dim * 4 + 8 + 50 * 8 + 8, nan, "beyond FAISS's limits");
   const Bytes half("faiss:SQfp16", 50);
   for (const std::uint16_t bad : {0x7c00, 0xfc00, 0x7e01})
     half.refused(of_mean + 16 + 2 * 9, bad, "a code is not finite");
-  half.refused(of_mean, std::int64_t{1}, "ranges are not one for each element");
+  half.refused(of_mean, std::int64_t{1}, "not one range for each element");
   const Bytes parts("faiss:PQ4x4", 50);
   parts.refused(of_mean + 8, nan, "not finite");
   parts.refused(of_mean + 8, -1e20F, "farther than keys can make it");
-  parts.refused(of_mean, std::int64_t{8 * faiss_dim}, "not the centroids of their bits");
+  parts.refused(of_mean, std::int64_t{8 * faiss_dim}, "another number of centroids");
   // Of centroids that are made with it there must be bytes.
   const Bytes large("faiss:PQ32x8", 300);
   large.refused(large.whole().substr(0, of_mean + 100), "ends before its lists and centroids");
@@ -289,21 +289,21 @@ TEST(FaissFileOfAGraph, LeadsNowhereElse) {
   std::string fewer = file.whole();
   fewer.erase(entry - 1, 1);
   fewer[of_mean] = static_cast<char>(keys - 1);
-  file.refused(fewer, "floors are not those of each key");
-  file.refused(floors, std::uint8_t{0}, "floors that there are not");
-  file.refused(floors, std::uint8_t{255}, "floors that there are not");
+  file.refused(fewer, "not one level for each key");
+  file.refused(floors, std::uint8_t{0}, "unknown level");
+  file.refused(floors, std::uint8_t{255}, "unknown level");
   file.refused(floors + low, std::uint8_t{2}, "places of links");
   for (const std::int32_t bad : {-1, -2, 200, 1 << 30})
-    file.refused(entry, bad, "entry is not a key of the highest floor");
-  file.refused(entry, static_cast<std::int32_t>(low), "entry is not a key of the highest floor");
+    file.refused(entry, bad, "entry point is not a key of the highest level");
+  file.refused(entry, static_cast<std::int32_t>(low), "entry point is not a key of the highest level");
   for (const std::int32_t bad : {-2, 200, 1 << 30, -(1 << 30)})
-    file.refused(links, bad, "leads to no key");
+    file.refused(links, bad, "leads to a key that is not on its level");
   // From a floor above the ground to a key that is on the ground alone.
   const std::size_t above = links + 4 * ground * (high + 1);
   ASSERT_GE(file.at<std::int32_t>(above), 0);
-  file.refused(above, static_cast<std::int32_t>(low), "leads to no key of its floor");
+  file.refused(above, static_cast<std::int32_t>(low), "leads to a key that is not on its level");
   const std::size_t judged = file.whole().size() - 4 - 8 - 8 - (keys / 128) * 8;
-  file.refused(judged, keys + 1, "more keys were judged");
+  file.refused(judged, keys + 1, "judged more keys");
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ class Read final : public Archive {
 
  protected:
   void transfer(void* data, std::int64_t count) override {
-    check(count <= left(), "it ends before what it has to hold");
+    check(count <= left(), "it ends too early");
     if (count == 0) return;
     std::memcpy(data, bytes_.data(), static_cast<std::size_t>(count));
     bytes_.remove_prefix(static_cast<std::size_t>(count));

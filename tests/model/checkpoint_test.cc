@@ -84,7 +84,7 @@ TEST_F(Checkpoint, BaseModelWhoseOutputLayerIsMissingIsRefusedWithAWord) {
     rename_all(tensors, without_model);
   });
   expect_error<FileError>([&] { load(); }, path("model.safetensors").string() + ": ",
-                          {"lm_head.weight", "without its output layer", "tie_word_embeddings"});
+                          {"lm_head.weight", "the output layer is missing", "tie_word_embeddings"});
   expect_error<FileError>([&] { Model::plan(temp_.path(), {}, {}, {}); },
                           path("model.safetensors").string() + ": ", {"lm_head.weight"});
 }

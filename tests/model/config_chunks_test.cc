@@ -113,7 +113,7 @@ TEST_F(ConfigChunks, OtherPositionsBesideThemAreRefused) {
       {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
   refused<Unsupported>(qwen, "without a scaling of RoPE", "qwen2", {{"rope_scaling", yarn}});
   refused<Unsupported>(qwen, "without sliding windows", "mistral", {{"sliding_window", 4096}});
-  refused<Unsupported>(qwen, "without a part of each head that RoPE leaves", "glm");
+  refused<Unsupported>(qwen, "without a part of each head that RoPE does not rotate", "glm");
   refused<Unsupported>(qwen, "without layers that have no RoPE", "smollm3");
 }
 

@@ -392,7 +392,7 @@ TEST_F(ConfigTest, MissingDirectoryOrFileIsNamed) {
                           {"there is no such directory"});
   temp.write("b", "");
   expect_error<FileError>([&] { load(directory + "/b"); }, directory + "/b: ",
-                          {"begins otherwise than a GGUF file", "directory of a model"});
+                          {"not with the letters GGUF", "directory of a model"});
 }
 
 }  // namespace

@@ -130,11 +130,11 @@ TEST_F(FindModel, SnapshotThatIsNotWholeNamesTheFileThatLacks) {
   expect_refused(name_, {"lacks config.json;", line}, ModelFiles::description);
 
   fs::remove_all(snapshot());
-  expect_refused(name_, {snapshot().string() + ": is not there", line});
+  expect_refused(name_, {snapshot().string() + ": is missing", line});
   write(model_ / "refs/main", "../../elsewhere");
-  expect_refused(name_, {"refs/main: is no name of a commit", line});
+  expect_refused(name_, {"refs/main: does not hold a commit's name", line});
   write(model_ / "refs/main", "");
-  expect_refused(name_, {"refs/main: is no name of a commit", line});
+  expect_refused(name_, {"refs/main: does not hold a commit's name", line});
   fs::resize_file(model_ / "refs/main", 100'000'000'000);
   expect_refused(name_, {"refs/main: has 100000000000 bytes; expected at most 4096"});
 }

@@ -246,7 +246,7 @@ TEST_F(Gguf, PiecesAreMergedByTheirScores) {
                                   gguf::bytes(std::numeric_limits<float>::infinity()));
         }
       },
-      FileError(""), {"is inf; expected finite ones"});
+      FileError(""), {"is inf; expected finite numbers"});
 }
 
 TEST_F(Gguf, BytesWithoutATokenAreUnknownOrLeftOut) {
@@ -596,7 +596,7 @@ TEST_F(Gguf, TensorsThatDoNotFitTheModelAreNamed) {
     gguf::Tensor more = file.tensor("output_norm.weight");
     more.name = other;
     file.tensors.push_back(more);
-    expect_refused<Unsupported>(file, {other, "does not read here"});
+    expect_refused<Unsupported>(file, {other, "which topkv does not read"});
   }
   expect_weights_refused<FileError>(changed(up, [](auto& t) { std::swap(t.dims[0], t.dims[1]); }),
                                     {"ffn_up.weight has shape [96, 320]", "[320, 96]"});
@@ -757,7 +757,7 @@ TEST_F(Gguf, OtherFilesAndVersionsAreTold) {
   second.version = 2;
   EXPECT_NO_THROW(Model::load(write(second)));
   for (const char* content : {"", "GGU", "{}", "PK\x03\x04"})
-    expect_bytes_refused<FileError>(content, {"begins otherwise than a GGUF file"});
+    expect_bytes_refused<FileError>(content, {"not with the letters GGUF"});
   const fs::path missing = temp_.path() / "absent.gguf";
   expect_error<FileError>([&] { Model::load(missing); }, missing.string() + ": ",
                           {"no such directory", "GGUF"});

@@ -83,8 +83,8 @@ TEST_F(QuantisationKeys, OthersAreToldByKeyAndValue) {
     EXPECT_EQ(
         lines[0],
         begins() +
-            ": levels is [1,2], rotation is \"hadamard\": not known to topkv; if that says how "
-            "the weights are stored, the model will answer otherwise than its makers meant");
+            ": levels is [1,2], rotation is \"hadamard\": unknown to topkv; if it says how "
+            "the weights are stored, the model will not answer as its makers intended");
   }
   const Json group = {{"scheme", "x"}, {"weights", {{"codebook", 7}}}};
   const Lines lines = told(compressed, {{"config_groups", {{"group_0", group}}}});

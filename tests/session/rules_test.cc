@@ -511,7 +511,7 @@ TEST(SessionRules, ValuesThatMeanNothingAreRefused) {
   options.error = 0.1;
   EXPECT_NE(said(options).find("error is 0.1, but the session has no tail"), std::string::npos);
   options.tail = "";
-  EXPECT_NE(said(options).find("give the tail codes:k=16,v=8"), std::string::npos);
+  EXPECT_NE(said(options).find("give a tail such as codes:k=16,v=8"), std::string::npos);
   options.index = "codes";
   EXPECT_EQ(said(options), "accepted");
 }

@@ -109,7 +109,7 @@ def test_fp16_rows_on_a_cuda_device_are_refused_with_what_it_takes():
     device = torch.device("cuda")
     model = make_model("llama", device, torch.float16)
     cache = TopkCache(model.config, kv_dtype="f16", **ALL)
-    with pytest.raises(Unsupported, match="rows in f16 on a CUDA device; it takes bf16"):
+    with pytest.raises(Unsupported, match="rows in f16 on a CUDA device; expected bf16"):
         model(make_ids(20, device), past_key_values=cache, use_cache=True)
 
 

@@ -186,7 +186,7 @@ TEST_P(Together, SessionsThatCannotBeAreRefused) {
   };
   EXPECT_NE(message({}).find("no sessions"), std::string::npos);
   EXPECT_NE(message({&a, nullptr}).find("session 1 is null"), std::string::npos);
-  EXPECT_NE(message({&a, &a}).find("session 1 is there twice"), std::string::npos);
+  EXPECT_NE(message({&a, &a}).find("session 1 is given twice"), std::string::npos);
   EXPECT_NE(message({&a, &b}).find("another context"), std::string::npos);
   Session c = a.fork();
   AttentionStep step = given.step;
