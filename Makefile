@@ -124,7 +124,7 @@ check-real: check-smollm2
 	  $(check_real) $$model $(real)/$$model.json || exit 1; done
 
 build: setup
-	cmake --preset release -D TOPKV_CUDA=AUTO $(native)
+	cmake --preset release $(here)
 	cmake --build --preset release --parallel $(jobs)
 
 install: build
