@@ -10,7 +10,7 @@
 
 #include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/files.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
