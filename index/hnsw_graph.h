@@ -84,9 +84,12 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     }
   }
 
+  /// After an insertion: the shifts of all keys are computed anew before the next one.
+  void drop_shifts() { std::vector<float>().swap(shift_); }
+
   void clear() {
     std::vector<float>().swap(mean_);
-    std::vector<float>().swap(shift_);
+    drop_shifts();
     std::vector<float>().swap(lift_);
   }
 
@@ -156,7 +159,7 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
 
   const KeyView* keys_;
   std::vector<float> mean_;   // [dim], or empty: nothing is taken off
-  std::vector<float> shift_;  // [keys] with a mean, once keys are inserted: mean·(key - mean / 2)
+  std::vector<float> shift_;  // [keys] with a mean, while keys are inserted: mean·(key - mean / 2)
   float square_ = 0.0F;       // of the common norm
   std::vector<float> lift_;   // [keys] the extra coordinate; of longer keys, minus their scale
 };

@@ -58,6 +58,7 @@ class HnswIndex final : public ApproximateIndex {
         check_stop(stop);
         note_inserted(1);
       });
+      space_.drop_shifts();
       link_residuals_.find(
           keys(), first, [&](std::int64_t node) { return graph_->row_of(node); },
           [&](std::int64_t node, const auto& visit) { graph_->links_of(node, visit); }, residuals);

@@ -23,6 +23,7 @@ std::vector<float> mean_of_keys(const KeyView& keys, const Widen& widen) {
     for (std::size_t j = 0; j < sums.size(); ++j) sums[j] += key[j];
   }
   std::vector<float> mean;
+  mean.reserve(sums.size());
   for (const double sum : sums)
     mean.push_back(static_cast<float>(sum / static_cast<double>(keys.count)));
   return mean;

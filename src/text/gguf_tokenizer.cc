@@ -188,7 +188,7 @@ class Translator {
     GgufTokenizer found;
     for (const std::size_t i : plain_) {
       if (!std::isfinite(scores[i])) {
-        throw FileError(fmt::format("{}: {}[{}] is {}; expected finite ones",
+        throw FileError(fmt::format("{}: {}[{}] is {}; expected finite numbers",
                                     path_text(file_.path()), scores_key, i, scores[i]));
       }
       found.scores[static_cast<Token>(i)] = static_cast<float>(scores[i]);

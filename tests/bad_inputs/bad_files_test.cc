@@ -423,10 +423,10 @@ TEST(BadFiles, TablesOfContexts) {
       {"K of layer 0, KV head 0", "is one section too many", "expected 2 after the description"});
   refused("values before keys",
           fuzz::file_of_sections(section(1, description) + section(5, row) + section(4, row)),
-          {"V of layer 0, KV head 0", "is in the place of", "K of layer 0, KV head 0 is expected"});
+          {"V of layer 0, KV head 0", "is in the place of", "of K of layer 0, KV head 0"});
   refused("keys of another layer",
           fuzz::file_of_sections(section(1, description) + section(4, row, 1) + section(5, row)),
-          {"K of layer 1, KV head 0", "is in the place of", "K of layer 0, KV head 0 is expected"});
+          {"K of layer 1, KV head 0", "is in the place of", "of K of layer 0, KV head 0"});
   refused("rows too short",
           fuzz::file_of_sections(section(1, description) + section(4, "123456789012") +
                                  section(5, row)),
@@ -447,7 +447,7 @@ TEST(BadFiles, TablesOfContexts) {
   rubbish[rubbish.size() - 1] = 'x';
   fuzz::mend_checksums(rubbish);
   refused("rubbish behind a section", rubbish,
-          {"what follows V of layer 0, KV head 0", "is not 0", "and the next page"});
+          {"V of layer 0, KV head 0", "the bytes between", "and the next page are not 0"});
 }
 
 }  // namespace

@@ -189,7 +189,7 @@ TEST_F(ConfigExperts, WhatIsWrongOrOfAnotherNetworkIsToldByKeyAndValue) {
       {"qwen3_moe", {{"moe_intermediate_size", 0}}, {"moe_intermediate_size is 0"}},
       {"qwen3_moe",
        {{"num_experts", 16}, {"num_local_experts", 8}},
-       {"num_local_experts is 8", "num_experts (16) again"}},
+       {"num_local_experts is 8", "value of num_experts (16)"}},
       {"qwen3_moe", {{"norm_topk_prob", 1}}, {"norm_topk_prob is 1", "true or false"}},
       {"qwen3_moe", {{"decoder_sparse_step", 0}}, {"decoder_sparse_step is 0"}},
       {"qwen3_moe", {{"mlp_only_layers", {-1}}}, {"mlp_only_layers is [-1]"}},

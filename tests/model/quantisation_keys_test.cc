@@ -90,7 +90,7 @@ TEST_F(QuantisationKeys, OthersAreToldByKeyAndValue) {
   const Lines lines = told(compressed, {{"config_groups", {{"group_0", group}}}});
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_NE(lines[0].find("config_groups.group_0.scheme is \"x\", "
-                          "config_groups.group_0.weights.codebook is 7: not known"),
+                          "config_groups.group_0.weights.codebook is 7: unknown to topkv"),
             std::string::npos)
       << lines[0];
 }
