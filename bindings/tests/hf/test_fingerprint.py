@@ -38,7 +38,7 @@ def test_a_fingerprint_is_of_what_a_model_computes_alone():
     assert fingerprint(torch.compile(model.eval())) == mine
     model.requires_grad_(True)
     assert fingerprint(model) == mine
-    with pytest.raises(InvalidArgument, match="model is a LlamaConfig; expected the model itself"):
+    with pytest.raises(InvalidArgument, match="model is a LlamaConfig; expected the model whose config"):
         fingerprint(model.config)
 
 
