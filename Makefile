@@ -68,7 +68,7 @@ check check-quick check-python check-real check-smollm2: export CXX := $(CXX)
 check: preset := dev
 asan: preset := asan
 tsan: preset := tsan
-check: architectures := -D "CMAKE_CUDA_ARCHITECTURES=$(checked_architectures)" -D "CMAKE_CUDA_FLAGS=$(checked_cuda_flags)"
+check check-real check-smollm2: architectures := -D "CMAKE_CUDA_ARCHITECTURES=$(checked_architectures)" -D "CMAKE_CUDA_FLAGS=$(checked_cuda_flags)"
 check: tests := $(checked_tests)
 check asan tsan: setup
 	cmake --preset $(preset) -D TOPKV_JINJA=ON $(architectures)
@@ -112,7 +112,6 @@ endif
 
 real := build/real
 check_real := tests/real/check.py build/dev/src/cli/topkv $(real)
-check-real check-smollm2: architectures := -D "CMAKE_CUDA_ARCHITECTURES=$(checked_architectures)" -D "CMAKE_CUDA_FLAGS=$(checked_cuda_flags)"
 
 check-smollm2: setup
 	cmake --preset dev -D TOPKV_JINJA=ON $(architectures)
