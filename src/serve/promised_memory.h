@@ -26,10 +26,10 @@ struct PromisedMemory {
   bool can_make_room(std::int64_t wanted) const { return left() + kept.bytes() >= wanted; }
 
   /// Returns the bytes that can be promised. Gives up kept sessions, the oldest first, until these
-  /// are `wanted` bytes or no session is kept. Gives up none when !can_make_room(wanted).
+  /// are `wanted` bytes or no session is kept. Gives up none when all of them would not be enough.
   std::int64_t make_room(std::int64_t wanted) {
-    if (!can_make_room(wanted)) return left();
     std::int64_t now = left();
+    if (now + kept.bytes() < wanted) return now;
     while (now < wanted && kept.give_up_oldest()) now = left();
     return now;
   }
