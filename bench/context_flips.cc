@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "bench/random_context.h"
-#include "src/context/open_context.h"
+#include "src/context/file/open_context.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 

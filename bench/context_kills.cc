@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "bench/random_context.h"
-#include "src/core/checksum.h"
-#include "src/core/files.h"
-#include "src/core/mapped_file.h"
+#include "src/core/io/checksum.h"
+#include "src/core/io/files.h"
+#include "src/core/io/mapped_file.h"
 #include "topkv/context_file.h"
 
 namespace topkv {

@@ -15,7 +15,7 @@
 
 #include "bench/keys.h"
 #include "bench/machine.h"
-#include "src/core/threads.h"
+#include "src/core/threads/threads.h"
 #include "topkv/key_index.h"
 
 namespace {

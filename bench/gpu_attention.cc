@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "bench/gpu_cudnn.h"
-#include "gpu/attention.h"
-#include "gpu/cudnn_attention.h"
-#include "gpu/handles.h"
+#include "gpu/attention/attention.h"
+#include "gpu/attention/cudnn_attention.h"
+#include "gpu/runtime/handles.h"
 #include "src/device/compute_device.h"
 
 namespace {

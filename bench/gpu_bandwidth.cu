@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "bench/gpu_bandwidth.h"
-#include "gpu/handles.h"
+#include "gpu/runtime/handles.h"
 
 namespace bench {
 namespace {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "index/faiss_clustering.h"
+#include "index/lists/faiss_clustering.h"
 #include "src/device/compute_device.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "gpu/cudnn_attention.h"
+#include "gpu/attention/cudnn_attention.h"
 
 namespace bench {
 

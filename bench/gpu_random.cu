@@ -1,5 +1,5 @@
 #include "bench/gpu_random.h"
-#include "gpu/handles.h"
+#include "gpu/runtime/handles.h"
 
 namespace bench {
 namespace {

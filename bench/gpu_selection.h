@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/attention.h"
-#include "gpu/cudnn_attention.h"
-#include "gpu/handles.h"
-#include "gpu/selection.h"
+#include "gpu/attention/attention.h"
+#include "gpu/attention/cudnn_attention.h"
+#include "gpu/entries/selection.h"
+#include "gpu/runtime/handles.h"
 
 namespace bench {
 

@@ -2,13 +2,13 @@
 #include <numeric>
 
 #include "bench/gpu_selection.h"
-#include "gpu/code_scan.h"
-#include "gpu/cuda_codes.h"
-#include "gpu/cuda_device.h"
-#include "index/code_tail.h"
-#include "index/codes_index.h"
-#include "src/context/codes_on_device.h"
+#include "gpu/codes/code_scan.h"
+#include "gpu/codes/codes.h"
+#include "gpu/device.h"
+#include "index/codes/code_tail.h"
+#include "index/codes/codes_index.h"
 #include "src/device/compute_device.h"
+#include "src/session/codes_on_device.h"
 
 namespace bench {
 

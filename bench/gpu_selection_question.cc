@@ -1,10 +1,10 @@
-// Squeezed Attention of a question, many tokens that choose together (gpu/question.h).
+// Squeezed Attention of a question, many tokens that choose together (gpu/bench/question.h).
 #include <limits>
 #include <stdexcept>
 #include <thread>
 
 #include "bench/gpu_selection.h"
-#include "gpu/question.h"
+#include "gpu/bench/question.h"
 
 namespace bench {
 namespace {

@@ -22,8 +22,8 @@
 
 #include "bench/keys.h"
 #include "bench/machine.h"
-#include "src/core/dot.h"
-#include "src/core/threads.h"
+#include "src/core/math/dot.h"
+#include "src/core/threads/threads.h"
 #include "topkv/key_index.h"
 
 namespace {

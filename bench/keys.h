@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "src/core/convert.h"
-#include "src/core/memory.h"
+#include "src/core/math/convert.h"
+#include "src/core/memory/memory.h"
 #include "topkv/view.h"
 
 namespace bench {

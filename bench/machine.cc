@@ -2,8 +2,8 @@
 
 #include <dnnl.h>
 
-#include "src/core/bandwidth.h"
-#include "src/core/threads.h"
+#include "src/core/memory/bandwidth.h"
+#include "src/core/threads/threads.h"
 
 namespace bench {
 

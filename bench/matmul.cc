@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "bench/machine.h"
-#include "src/core/convert.h"
+#include "src/core/math/convert.h"
 #include "src/device/compute_device.h"
 
 namespace {

@@ -17,8 +17,8 @@
 
 #include "bench/gpu_bandwidth.h"
 #include "bench/machine.h"
-#include "src/core/convert.h"
-#include "src/core/quantise.h"
+#include "src/core/math/convert.h"
+#include "src/core/math/quantise.h"
 #include "src/device/compute_device.h"
 #include "topkv/error.h"
 

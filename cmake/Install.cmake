@@ -33,7 +33,7 @@ install(FILES ${printed}/_topkv DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-fu
 install(FILES ${printed}/topkv.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/topkv TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE TYPE DOC)
-install(FILES ${PROJECT_SOURCE_DIR}/src/eval/wonderwords/LICENSE TYPE DOC RENAME LICENSE.wonderwords)
+install(FILES ${PROJECT_SOURCE_DIR}/src/eval/tasks/wonderwords/LICENSE TYPE DOC RENAME LICENSE.wonderwords)
 if(TOPKV_JINJA)  # whose code is compiled in, and is in no package that would have its licence
   install(FILES ${TOPKV_JINJA_LICENSE} TYPE DOC RENAME LICENSE.llama.cpp)
 endif()

@@ -4,14 +4,14 @@
 
 #include <cstdint>
 
-#include "gpu/arena.h"
-#include "gpu/cublas.h"
-#include "gpu/cuda_codes.h"
-#include "gpu/cuda_selection.h"
-#include "gpu/elementwise.h"
-#include "gpu/prefill.h"
-#include "gpu/scan_room.h"
-#include "gpu/session.h"
+#include "gpu/attention/prefill.h"
+#include "gpu/codes/codes.h"
+#include "gpu/codes/scan_workspace.h"
+#include "gpu/entries/cuda_selection.h"
+#include "gpu/network/elementwise.h"
+#include "gpu/runtime/arena.h"
+#include "gpu/runtime/cublas.h"
+#include "gpu/session/decode.h"
 #include "src/device/device_sizes.h"
 
 namespace topkv::gpu {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/core/faults.h"
+#include "src/core/io/faults.h"
 
 namespace topkv::gpu {
 

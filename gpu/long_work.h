@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/cuda_device.h"
-#include "gpu/handles.h"
-#include "src/core/faults.h"
-#include "src/core/matrix.h"
+#include "gpu/device.h"
+#include "gpu/runtime/handles.h"
+#include "src/core/io/faults.h"
+#include "src/core/math/matrix.h"
 
 namespace topkv::gpu {
 

@@ -8,9 +8,9 @@
 #include <optional>
 #include <string>
 
-#include "gpu/cuda_device.h"
-#include "gpu/driver_memory.h"
-#include "gpu/handles.h"
+#include "gpu/device.h"
+#include "gpu/runtime/driver_memory.h"
+#include "gpu/runtime/handles.h"
 #include "topkv/error.h"
 
 namespace topkv {

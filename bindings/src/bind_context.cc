@@ -5,7 +5,7 @@
 
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
-#include "src/core/row_format.h"
+#include "src/core/math/row_format.h"
 #include "topkv/context_file.h"
 
 namespace topkv::python {

@@ -10,10 +10,10 @@
 
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
-#include "src/eval/bytes_read.h"
-#include "src/eval/eval_directory.h"
-#include "src/eval/method.h"
-#include "src/eval/score_files.h"
+#include "src/eval/report/score_files.h"
+#include "src/eval/run/bytes_read.h"
+#include "src/eval/run/eval_directory.h"
+#include "src/eval/run/method.h"
 #include "topkv/error.h"
 
 namespace topkv::python {

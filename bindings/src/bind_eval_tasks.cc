@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "bindings/src/handles.h"
-#include "src/eval/tasks.h"
+#include "src/eval/tasks/tasks.h"
 #include "topkv/error.h"
 
 namespace topkv::python {

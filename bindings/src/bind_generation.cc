@@ -7,7 +7,7 @@
 
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
-#include "src/model/sampler.h"
+#include "src/model/generate/sampler.h"
 #include "topkv/model.h"
 
 namespace topkv::python {

@@ -7,7 +7,7 @@
 
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
-#include "src/core/convert.h"
+#include "src/core/math/convert.h"
 #include "topkv/error.h"
 
 namespace topkv::python {

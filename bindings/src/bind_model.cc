@@ -5,7 +5,7 @@
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
 #include "bindings/src/progress.h"
-#include "src/model/session_rollback.h"
+#include "src/model/generate/session_rollback.h"
 #include "topkv/find_model.h"
 #include "topkv/memory_plan.h"
 #include "topkv/model.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "src/core/run_with_progress.h"
+#include "src/core/threads/run_with_progress.h"
 
 namespace topkv::python {
 namespace {

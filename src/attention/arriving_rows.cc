@@ -5,7 +5,7 @@
 
 #include "src/attention/prefetch_rows.h"
 #include "src/attention/running_softmax.h"
-#include "src/core/dot.h"
+#include "src/core/math/dot.h"
 
 namespace topkv {
 namespace {

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <vector>
 
-#include "src/core/matrix_product.h"
-#include "src/core/row_format.h"
-#include "src/core/stopping.h"
-#include "src/core/threads.h"
-#include "src/core/vector_math.h"
+#include "src/core/math/matrix_product.h"
+#include "src/core/math/row_format.h"
+#include "src/core/math/vector_math.h"
+#include "src/core/threads/stopping.h"
+#include "src/core/threads/threads.h"
 
 namespace topkv {
 namespace {

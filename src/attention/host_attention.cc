@@ -4,7 +4,7 @@
 
 #include "src/attention/prefetch_rows.h"
 #include "src/attention/running_softmax.h"
-#include "src/core/dot.h"
+#include "src/core/math/dot.h"
 #include "topkv/attention.h"
 #include "topkv/error.h"
 
@@ -28,7 +28,8 @@ void attend_rows(const float* queries, const RowsView& rows,
     for (std::int64_t i = 0; i < n; i += scored) {
       ask(i + scored, rows.keys);
       ask(i, rows.values);
-      dot_gather(queries, out.heads, rows.keys, at + i, std::min(scored, n - i), scores + i, stride);
+      dot_gather(queries, out.heads, rows.keys, at + i, std::min(scored, n - i), scores + i,
+                 stride);
     }
   };
   attend_tiles(rows, positions, scale, softcap, out, score);

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "src/core/vector_math.h"
-#include "src/core/weighted_sum.h"
+#include "src/core/math/vector_math.h"
+#include "src/core/math/weighted_sum.h"
 
 namespace topkv {
 

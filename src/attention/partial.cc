@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/core/vector_math.h"
+#include "src/core/math/vector_math.h"
 #include "topkv/attention.h"
 #include "topkv/error.h"
 

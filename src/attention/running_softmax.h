@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "src/core/vector_math.h"
-#include "src/core/weighted_sum.h"
+#include "src/core/math/vector_math.h"
+#include "src/core/math/weighted_sum.h"
 #include "topkv/attention.h"
 #include "topkv/view.h"
 

@@ -13,15 +13,15 @@
 #include <string_view>
 #include <vector>
 
-#include "src/cli/arguments.h"
 #include "src/cli/commands.h"
-#include "src/cli/help.h"
-#include "src/cli/interrupt.h"
-#include "src/cli/options.h"
-#include "src/cli/parse_numbers.h"
-#include "src/cli/suggest.h"
-#include "src/cli/terminal.h"
-#include "src/cli/text_layout.h"
+#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/help.h"
+#include "src/cli/flags/options.h"
+#include "src/cli/flags/suggest.h"
+#include "src/cli/terminal/interrupt.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/terminal.h"
+#include "src/cli/terminal/text_layout.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

@@ -57,7 +57,7 @@ inline constexpr Command all_commands[] = {
     {"manual", add_manual},
 };
 
-/// Adds a command that src/cli/help.h knows, whose --help prints what is said there.
+/// Adds a command that src/cli/flags/help.h knows, whose --help prints what is said there.
 CLI::App* add_command(CLI::App& app, const char* name);
 
 }  // namespace topkv::cli

@@ -8,8 +8,8 @@
 #include "src/context/attention_step.h"
 #include "src/context/prefill_visibility.h"
 #include "src/context/segment.h"
-#include "src/core/faults.h"
-#include "src/core/key_bias.h"
+#include "src/core/io/faults.h"
+#include "src/core/math/key_bias.h"
 #include "topkv/context.h"
 #include "topkv/error.h"
 

@@ -1,8 +1,8 @@
 #include "src/context/index_build.h"
 
-#include "index/index_factory.h"
-#include "src/core/run_with_progress.h"
-#include "src/core/threads.h"
+#include "index/common/index_factory.h"
+#include "src/core/threads/run_with_progress.h"
+#include "src/core/threads/threads.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <utility>
 
-#include "src/core/threads.h"
+#include "src/core/threads/threads.h"
 
 namespace topkv {
 namespace {

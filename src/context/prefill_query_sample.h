@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "index/prefill_queries.h"
-#include "src/core/archive.h"
+#include "index/common/prefill_queries.h"
+#include "src/core/format/archive.h"
 #include "topkv/types.h"
 
 namespace topkv {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "index/exact_index.h"
-#include "index/index_factory.h"
-#include "index/rule_based_index.h"
+#include "index/common/index_factory.h"
+#include "index/common/rule_based_index.h"
+#include "index/exact/exact_index.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "index/row_tail.h"
+#include "index/common/row_tail.h"
 #include "src/context/prefill_query_sample.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"

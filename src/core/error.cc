@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "src/core/byte_text.h"
+#include "src/core/text/byte_text.h"
 
 namespace topkv {
 

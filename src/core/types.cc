@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {

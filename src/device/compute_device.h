@@ -22,9 +22,9 @@
 #include <string_view>
 #include <utility>
 
-#include "index/clustering.h"
-#include "index/code_encoder.h"
-#include "src/core/matrix.h"
+#include "index/codes/code_encoder.h"
+#include "index/lists/clustering.h"
+#include "src/core/math/matrix.h"
 #include "src/device/decode_backend.h"
 #include "src/device/device_codes.h"
 #include "src/device/device_prefill.h"

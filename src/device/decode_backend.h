@@ -4,8 +4,8 @@
 // A step attends up to three kinds of rows: rows that are attended in any case, rows that are
 // found, and all others by the estimate of a tail. The first kind is sinks and window, or every row
 // of a dense layer; the device attends these. It may find rows, too: it scans codes
-// (index/codes_index.h), or it chooses entries by key summaries (index/stand_ins.h). The host
-// attends the rows that were found, where they lie.
+// (index/codes/codes_index.h), or it chooses entries by key summaries (index/common/stand_ins.h).
+// The host attends the rows that were found, where they lie.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 #include <memory>
 #include <span>
 
-#include "index/row_tail.h"
-#include "index/stand_ins.h"
-#include "index/tail_noise.h"
+#include "index/common/row_tail.h"
+#include "index/common/stand_ins.h"
+#include "index/common/tail_noise.h"
 #include "src/attention/block_attention.h"
 #include "src/device/device_codes.h"
 #include "src/device/device_selection.h"

@@ -1,6 +1,6 @@
 // Codes on a device: codes of a context, or of a session's own rows, that the device itself scans.
-// They summarise keys and values (index/key_codes.h, index/value_codes.h) and lie where the
-// arithmetic is, so that the device can score every key.
+// They summarise keys and values (index/codes/key_codes.h, index/codes/value_codes.h) and lie where
+// the arithmetic is, so that the device can score every key.
 #pragma once
 
 #include <cstdint>

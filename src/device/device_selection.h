@@ -1,5 +1,5 @@
-// Key summaries on a device, for selection methods of the literature (index/stand_ins.h). By them
-// the device itself chooses entries of a context: pages, keys or clusters.
+// Key summaries on a device, for selection methods of the literature (index/common/stand_ins.h). By
+// them the device itself chooses entries of a context: pages, keys or clusters.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "index/stand_ins.h"
-#include "src/core/matrix.h"
+#include "index/common/stand_ins.h"
+#include "src/core/math/matrix.h"
 #include "src/device/decode_backend.h"
 #include "src/device/device_prefill.h"
 #include "topkv/types.h"

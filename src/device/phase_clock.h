@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "src/core/stopwatch.h"
+#include "src/core/threads/stopwatch.h"
 
 namespace topkv {
 

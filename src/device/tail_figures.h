@@ -2,7 +2,7 @@
 // tail reports of itself.
 #pragma once
 
-#include "index/row_tail.h"
+#include "index/common/row_tail.h"
 #include "topkv/attention.h"
 #include "topkv/session.h"
 

@@ -9,9 +9,9 @@
 #include <system_error>
 #include <vector>
 
-#include "src/core/files.h"
-#include "src/core/json_file.h"
-#include "src/core/printable.h"
+#include "src/core/format/json_file.h"
+#include "src/core/io/files.h"
+#include "src/core/text/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {

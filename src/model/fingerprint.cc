@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/checksum.h"
-#include "src/core/gguf_file.h"
-#include "src/core/mapped_file.h"
-#include "src/core/open_file.h"
+#include "src/core/format/gguf_file.h"
+#include "src/core/io/checksum.h"
+#include "src/core/io/mapped_file.h"
+#include "src/core/io/open_file.h"
 #include "src/model/model_impl.h"
-#include "src/model/safetensors.h"
+#include "src/model/weights/safetensors.h"
 #include "src/text/chat_template_files.h"
 
 namespace topkv {

@@ -6,14 +6,14 @@
 #include <array>
 #include <utility>
 
-#include "index/codes_index.h"
-#include "src/context/codes_on_device.h"
-#include "src/context/session_state.h"
-#include "src/core/memory.h"
+#include "index/codes/codes_index.h"
+#include "src/core/memory/memory.h"
 #include "src/device/compute_device.h"
-#include "src/model/forward.h"
-#include "src/model/key_bias.h"
 #include "src/model/model_impl.h"
+#include "src/model/network/forward.h"
+#include "src/model/network/key_bias.h"
+#include "src/session/codes_on_device.h"
+#include "src/session/session_state.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"

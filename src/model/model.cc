@@ -6,13 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/gguf_file.h"
-#include "src/core/mapped_file.h"
-#include "src/core/printable.h"
-#include "src/model/key_bias.h"
+#include "src/core/format/gguf_file.h"
+#include "src/core/io/mapped_file.h"
+#include "src/core/text/printable.h"
+#include "src/model/config/turn_ends.h"
 #include "src/model/model_impl.h"
-#include "src/model/safetensors.h"
-#include "src/model/turn_ends.h"
+#include "src/model/network/key_bias.h"
+#include "src/model/weights/safetensors.h"
 #include "topkv/error.h"
 
 namespace topkv {

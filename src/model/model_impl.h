@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "src/device/compute_device.h"
-#include "src/model/checkpoint.h"
-#include "src/model/forward.h"
-#include "src/model/weights.h"
+#include "src/model/network/forward.h"
+#include "src/model/weights/checkpoint.h"
+#include "src/model/weights/weights.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 

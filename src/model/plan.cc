@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "src/context/prefill_visibility.h"
-#include "src/context/session_state.h"
-#include "src/model/forward.h"
 #include "src/model/model_impl.h"
+#include "src/model/network/forward.h"
+#include "src/session/session_state.h"
 
 namespace topkv {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/core/byte_text.h"
-#include "src/core/printable.h"
+#include "src/core/text/byte_text.h"
+#include "src/core/text/printable.h"
 #include "src/serve/problem.h"
 #include "src/serve/prompt_boundary.h"
 #include "topkv/error.h"

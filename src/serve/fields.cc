@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "src/core/json_file.h"
+#include "src/core/format/json_file.h"
 #include "src/serve/problem.h"
 #include "topkv/error.h"
 

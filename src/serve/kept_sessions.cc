@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "src/core/common_tokens.h"
+#include "src/core/text/common_tokens.h"
 
 namespace topkv::serve {
 namespace {

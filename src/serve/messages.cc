@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "src/core/json_file.h"
-#include "src/core/ordered_json.h"
+#include "src/core/format/json_file.h"
+#include "src/core/format/ordered_json.h"
 #include "src/serve/json_text.h"
 #include "src/serve/problem.h"
 #include "topkv/error.h"

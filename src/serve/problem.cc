@@ -3,7 +3,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "src/core/memory.h"
+#include "src/core/memory/memory.h"
 #include "src/serve/kept_sessions.h"
 
 namespace topkv::serve {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {

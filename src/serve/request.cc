@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "src/core/json_file.h"
+#include "src/core/format/json_file.h"
 #include "src/serve/common_fields.h"
 #include "src/serve/fields.h"
 #include "src/serve/messages.h"

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <string_view>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "src/serve/guard.h"
 #include "src/serve/request.h"
 

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/printable.h"
-#include "src/core/stopwatch.h"
+#include "src/core/text/printable.h"
+#include "src/core/threads/stopwatch.h"
 #include "src/serve/problem.h"
 #include "src/serve/request.h"
 #include "src/serve/request_check.h"

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "src/core/stopwatch.h"
+#include "src/core/threads/stopwatch.h"
 #include "src/serve/seat.h"
 #include "topkv/error.h"
 #include "topkv/generation.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "src/core/stopwatch.h"
+#include "src/core/threads/stopwatch.h"
 #include "src/serve/answer.h"
 #include "src/serve/question.h"
 #include "topkv/generation.h"

@@ -7,7 +7,7 @@
 #include <exception>
 #include <thread>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "src/serve/guard.h"
 #include "src/serve/http_server.h"
 #include "src/serve/routes.h"

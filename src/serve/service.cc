@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "src/serve/problem.h"
 #include "topkv/error.h"
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <utility>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "src/serve/echo.h"
 #include "src/serve/problem.h"
 #include "src/serve/prompt_boundary.h"

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 
 namespace topkv::serve {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/core/ordered_json.h"
+#include "src/core/format/ordered_json.h"
 #include "src/serve/json_text.h"
 #include "topkv/error.h"
 

@@ -6,11 +6,11 @@
 #include <limits>
 #include <utility>
 
-#include "src/core/convert.h"
-#include "src/core/faults.h"
-#include "src/core/key_bias.h"
-#include "src/core/row_format.h"
-#include "src/core/threads.h"
+#include "src/core/io/faults.h"
+#include "src/core/math/convert.h"
+#include "src/core/math/key_bias.h"
+#include "src/core/math/row_format.h"
+#include "src/core/threads/threads.h"
 #include "topkv/error.h"
 
 namespace topkv {

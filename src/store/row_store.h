@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/memory.h"
+#include "src/core/memory/memory.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 

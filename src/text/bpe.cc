@@ -5,7 +5,7 @@
 #include <queue>
 #include <utility>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/byte_allowance.h"
 #include "src/text/byte_level.h"
 #include "src/text/keyed_hash.h"

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/printable.h"
-#include "src/core/utf8.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
 #include "src/text/byte_level.h"
 #include "src/text/model_file.h"
 #include "topkv/error.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 
 namespace topkv {
 namespace {

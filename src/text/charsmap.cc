@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/graphemes.h"
 #include "topkv/error.h"
 

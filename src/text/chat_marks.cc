@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 
 namespace topkv {
 namespace {

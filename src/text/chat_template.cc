@@ -4,9 +4,9 @@
 
 #include <utility>
 
-#include "src/core/ordered_json.h"
-#include "src/core/printable.h"
-#include "src/core/utf8.h"
+#include "src/core/format/ordered_json.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
 #include "src/text/chat_marks.h"
 #include "src/text/chat_template_files.h"
 #include "src/text/jinja/render.h"

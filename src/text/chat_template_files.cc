@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/files.h"
-#include "src/core/gguf_file.h"
-#include "src/core/json_file.h"
-#include "src/core/mapped_file.h"
-#include "src/core/placeholder.h"
-#include "src/core/printable.h"
-#include "src/core/utf8.h"
+#include "src/core/format/gguf_file.h"
+#include "src/core/format/json_file.h"
+#include "src/core/format/placeholder.h"
+#include "src/core/io/files.h"
+#include "src/core/io/mapped_file.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
 #include "src/text/gguf_tokenizer.h"
 #include "src/text/jinja/limits.h"
 #include "topkv/error.h"

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/core/json_file.h"
-#include "src/core/utf8.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/utf8.h"
 #include "src/text/byte_level.h"
 #include "src/text/vocabulary.h"
 

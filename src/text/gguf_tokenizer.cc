@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "src/core/json_file.h"
-#include "src/core/printable.h"
-#include "src/core/utf8.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
 #include "src/text/vocabulary.h"
 #include "topkv/error.h"
 

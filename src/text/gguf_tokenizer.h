@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
-#include "src/core/gguf_file.h"
+#include "src/core/format/gguf_file.h"
 #include "src/text/chat_template_files.h"
 #include "topkv/types.h"
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/grapheme_changes.h"
 #include "src/text/unicode_additions.h"
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/regex.h"
 
 namespace topkv {

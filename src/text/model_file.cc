@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {

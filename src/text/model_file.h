@@ -6,7 +6,7 @@
 #include <string_view>
 #include <variant>
 
-#include "src/core/json_file.h"
+#include "src/core/format/json_file.h"
 #include "src/text/bpe.h"
 #include "src/text/gguf_tokenizer.h"
 #include "src/text/unigram.h"

@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/unicode_additions.h"
 
 namespace topkv {

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/core/json_file.h"
-#include "src/core/printable.h"
-#include "src/core/utf8.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
 #include "src/text/matches.h"
 #include "src/text/nfc.h"
 #include "src/text/regex_syntax.h"

@@ -1,10 +1,11 @@
 #include "src/text/post_processor.h"
 
 #include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
-#include "src/core/json_file.h"
-#include "src/core/printable.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/core/json_file.h"
+#include "src/core/format/json_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

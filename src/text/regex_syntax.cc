@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "src/core/json_file.h"
-#include "src/core/utf8.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/utf8.h"
 #include "src/text/unicode_additions.h"
 #include "topkv/error.h"
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <variant>
 
-#include "src/core/printable.h"
-#include "src/core/utf8.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
 #include "src/text/tokenizer_file.h"
 #include "topkv/error.h"
 

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/core/gguf_file.h"
-#include "src/core/json_file.h"
-#include "src/core/printable.h"
+#include "src/core/format/gguf_file.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/printable.h"
 #include "src/text/gguf_tokenizer.h"
 #include "topkv/error.h"
 

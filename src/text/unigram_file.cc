@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/printable.h"
+#include "src/core/text/printable.h"
 #include "src/text/model_file.h"
 #include "topkv/error.h"
 

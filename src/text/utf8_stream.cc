@@ -1,4 +1,4 @@
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "topkv/tokenizer.h"
 
 namespace topkv {

@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/byte_level.h"
 
 namespace topkv {

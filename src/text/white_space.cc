@@ -1,6 +1,6 @@
 #include "src/text/white_space.h"
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 
 namespace topkv {
 

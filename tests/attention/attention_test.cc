@@ -11,7 +11,7 @@
 #include "src/attention/arriving_rows.h"
 #include "src/attention/block_attention.h"
 #include "src/attention/merge_parts.h"
-#include "src/core/convert.h"
+#include "src/core/math/convert.h"
 #include "src/store/row_store.h"
 #include "tests/support/reference.h"
 #include "topkv/error.h"

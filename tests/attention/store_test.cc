@@ -5,7 +5,7 @@
 #include <functional>
 #include <limits>
 
-#include "src/core/convert.h"
+#include "src/core/math/convert.h"
 #include "src/store/row_store.h"
 #include "tests/support/reference.h"
 #include "topkv/error.h"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "src/model/quantisation.h"
-#include "src/model/safetensors.h"
+#include "src/model/weights/quantisation.h"
+#include "src/model/weights/safetensors.h"
 #include "src/text/chat_template_files.h"
 #include "tests/fuzz/context_bytes.h"
 #include "tests/support/gguf_writer.h"

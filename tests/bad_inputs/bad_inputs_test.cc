@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/parse_numbers.h"
-#include "src/model/checkpoint.h"
-#include "src/model/safetensors.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/model/weights/checkpoint.h"
+#include "src/model/weights/safetensors.h"
 #include "tests/fuzz/context_bytes.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/tensor_file.h"

@@ -9,10 +9,10 @@
 #include <set>
 #include <sstream>
 
-#include "src/cli/arguments.h"
 #include "src/cli/commands.h"
-#include "src/cli/help.h"
-#include "src/cli/parse_numbers.h"
+#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/help.h"
+#include "src/cli/terminal/parse_numbers.h"
 #include "tests/support/temp_directory.h"
 
 namespace topkv::cli {

@@ -10,13 +10,13 @@
 #include <set>
 #include <sstream>
 
-#include "src/cli/bench_report.h"
-#include "src/cli/bench_rows.h"
-#include "src/cli/bench_run.h"
-#include "src/cli/bench_shape.h"
-#include "src/cli/parse_numbers.h"
-#include "src/cli/text_layout.h"
-#include "src/core/convert.h"
+#include "src/cli/commands/bench_report.h"
+#include "src/cli/commands/bench_rows.h"
+#include "src/cli/commands/bench_run.h"
+#include "src/cli/flags/bench_shape.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/math/convert.h"
 
 namespace topkv::cli {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/cli/needle_options.h"
-#include "src/cli/parse_numbers.h"
+#include "src/cli/flags/needle_options.h"
+#include "src/cli/terminal/parse_numbers.h"
 #include "tests/support/temp_directory.h"
 
 namespace topkv::cli {

@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include "src/cli/parse_numbers.h"
-#include "src/cli/suggest.h"
-#include "src/cli/text_layout.h"
-#include "src/core/byte_text.h"
-#include "src/core/format_numbers.h"
+#include "src/cli/flags/suggest.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/text/byte_text.h"
+#include "src/core/text/format_numbers.h"
 #include "tests/support/temp_directory.h"
 
 namespace topkv::cli {

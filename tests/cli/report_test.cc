@@ -1,6 +1,6 @@
 // What a needle run shows: tables, heatmaps, progress lines.
 
-#include "src/cli/report.h"
+#include "src/cli/terminal/report.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,10 +12,10 @@
 #include <optional>
 #include <sstream>
 
-#include "src/cli/eta.h"
-#include "src/cli/progress_bar.h"
-#include "src/cli/terminal_heatmap.h"
-#include "src/cli/text_layout.h"
+#include "src/cli/terminal/eta.h"
+#include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/terminal_heatmap.h"
+#include "src/cli/terminal/text_layout.h"
 #include "tests/support/eval_cells.h"
 
 namespace topkv::cli {

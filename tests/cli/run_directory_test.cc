@@ -1,13 +1,14 @@
 // What a needle run keeps on disk: its cells, its settings, and going on from them.
 
+#include "src/cli/commands/run_directory.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <string>
 
-#include "src/cli/run_directory.h"
-#include "src/core/files.h"
+#include "src/core/io/files.h"
 #include "tests/support/eval_cells.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

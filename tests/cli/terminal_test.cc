@@ -1,5 +1,7 @@
 // What is shown where: terminals of any width, dumb ones, logs and pipes.
 
+#include "src/cli/terminal/terminal.h"
+
 #include <gtest/gtest.h>
 #include <pty.h>
 #include <sys/ioctl.h>
@@ -9,8 +11,6 @@
 #include <cstdlib>
 #include <map>
 #include <string>
-
-#include "src/cli/terminal.h"
 
 namespace topkv::cli {
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "src/context/file_format.h"
-#include "src/core/checksum.h"
-#include "src/core/open_file.h"
+#include "src/context/file/file_format.h"
+#include "src/core/io/checksum.h"
+#include "src/core/io/open_file.h"
 #include "tests/support/context_file_case.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/context_file.h"
@@ -590,8 +590,7 @@ TEST(DamagedContextFile, GraphsThatLeadOutOfWhatThereIs) {
     load_context(file.path());
     FAIL() << "floors of more lists than there are bytes";
   } catch (const FileError& error) {
-    EXPECT_NE(std::string(error.what()).find("more lists than the data holds"),
-              std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("more lists than the data holds"), std::string::npos)
         << error.what();
   }
   with(entry, std::uint32_t{nodes}, "an entry that is no node");

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/file_calls.h"
+#include "src/core/io/file_calls.h"
 #include "tests/support/context_file_case.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/context_file.h"

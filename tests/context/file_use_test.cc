@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "src/context/file_format.h"
-#include "src/core/open_file.h"
+#include "src/context/file/file_format.h"
+#include "src/core/io/open_file.h"
 #include "tests/support/context_file_case.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/context_file.h"

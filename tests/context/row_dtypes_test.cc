@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/row_format.h"
+#include "src/core/math/row_format.h"
 #include "tests/support/key_bias.h"
 #include "tests/support/row_blocks.h"
 #include "tests/support/stream.h"
@@ -147,7 +147,8 @@ TEST(RowDtypes, PrefillAttendsTheValuesStored) {
     SCOPED_TRACE(name);
     const KvDType dtype = KvDType::parse(name);
     const Stream stream = as_stored(400, dtype, true);
-    ContextBuilder builder(dtypes_shape, {.capacity = 400, .dtype = dtype, .key_bias = stream.key_bias});
+    ContextBuilder builder(dtypes_shape,
+                           {.capacity = 400, .dtype = dtype, .key_bias = stream.key_bias});
     std::vector<float> out(static_cast<std::size_t>(100 * stream.q_width()));
     RetrievalOptions dense;
     dense.dense_layers = dtypes_shape.layers;
@@ -165,14 +166,16 @@ TEST(RowDtypes, PrefillAttendsTheValuesStored) {
 TEST(RowDtypes, ScalesOfChannelsAndTheBiasStayThroughRoomForksAndTruncation) {
   const KvDType dtype = DType::q8;
   const Stream stream = as_stored(700, dtype, true);
-  ContextBuilder builder(dtypes_shape, {.capacity = 300, .dtype = dtype, .key_bias = stream.key_bias});
+  ContextBuilder builder(dtypes_shape,
+                         {.capacity = 300, .dtype = dtype, .key_bias = stream.key_bias});
   const auto append = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
-      builder.append(l,
-                     TensorView::tokens_first(&stream.k[l][begin * stream.kv_width()], DType::f32,
-                                              end - begin, dtypes_shape.kv_heads, dtypes_shape.head_dim),
-                     TensorView::tokens_first(&stream.v[l][begin * stream.kv_width()], DType::f32,
-                                              end - begin, dtypes_shape.kv_heads, dtypes_shape.head_dim));
+      builder.append(
+          l,
+          TensorView::tokens_first(&stream.k[l][begin * stream.kv_width()], DType::f32, end - begin,
+                                   dtypes_shape.kv_heads, dtypes_shape.head_dim),
+          TensorView::tokens_first(&stream.v[l][begin * stream.kv_width()], DType::f32, end - begin,
+                                   dtypes_shape.kv_heads, dtypes_shape.head_dim));
     }
   };
   append(0, 300);
@@ -213,7 +216,8 @@ TEST(RowDtypes, LargeBiasesLeaveKeysIn4BitsAsNearAsNone) {
       for (std::int64_t i = 0; i < std::ssize(layer); ++i)
         if (i % (dtypes_shape.head_dim / 2) == 3) layer[i] *= 0.05F;
     }
-    stream.key_bias = key_biases(dtypes_shape.layers * dtypes_shape.kv_heads, dtypes_shape.head_dim, 1e7, large);
+    stream.key_bias =
+        key_biases(dtypes_shape.layers * dtypes_shape.kv_heads, dtypes_shape.head_dim, 1e7, large);
     if (biased) add_bias(stream);
     Stream given = stream;
     if (!known) given.key_bias.clear();
@@ -227,8 +231,8 @@ TEST(RowDtypes, LargeBiasesLeaveKeysIn4BitsAsNearAsNone) {
       for (std::int64_t h = 0; h < dtypes_shape.q_heads; ++h) {
         const auto want = reference::attend(
             stream.rows(0, h / dtypes_shape.group(), p + 1),
-            &stream.q[0][p * stream.q_width() + h * dtypes_shape.head_dim], dtypes_shape.softmax_scale(),
-            [](std::int64_t) { return true; }, 0);
+            &stream.q[0][p * stream.q_width() + h * dtypes_shape.head_dim],
+            dtypes_shape.softmax_scale(), [](std::int64_t) { return true; }, 0);
         for (std::int64_t j = 0; j < dtypes_shape.head_dim; ++j) {
           const double got = outs[0][(p - 600) * stream.q_width() + h * dtypes_shape.head_dim + j];
           off += (got - want.out[j]) * (got - want.out[j]);
@@ -303,7 +307,8 @@ TEST(RowDtypes, TensorsInBlocksAndValuesBeyondAreRefusedAndChangeNothing) {
   ContextBuilder builder(dtypes_shape, {.capacity = 10, .dtype = DType::q8});
   std::vector<float> k = stream.k[0];
   const auto view = [&](const std::vector<float>& x, DType dtype = DType::f32) {
-    return TensorView::tokens_first(x.data(), dtype, 10, dtypes_shape.kv_heads, dtypes_shape.head_dim);
+    return TensorView::tokens_first(x.data(), dtype, 10, dtypes_shape.kv_heads,
+                                    dtypes_shape.head_dim);
   };
   EXPECT_THROW(builder.append(0, view(k, DType::q8), view(k)), InvalidArgument);
   k[77] = 1e30F;

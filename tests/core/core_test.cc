@@ -7,15 +7,15 @@
 #include <random>
 #include <vector>
 
-#include "src/core/byte_text.h"
-#include "src/core/convert.h"
-#include "src/core/dot.h"
-#include "src/core/key_bias.h"
-#include "src/core/row_format.h"
-#include "src/core/tile_dot.h"
-#include "src/core/topk.h"
-#include "src/core/vector_math.h"
-#include "src/core/weighted_sum.h"
+#include "src/core/math/convert.h"
+#include "src/core/math/dot.h"
+#include "src/core/math/key_bias.h"
+#include "src/core/math/row_format.h"
+#include "src/core/math/tile_dot.h"
+#include "src/core/math/topk.h"
+#include "src/core/math/vector_math.h"
+#include "src/core/math/weighted_sum.h"
+#include "src/core/text/byte_text.h"
 #include "tests/support/reference.h"
 #include "topkv/error.h"
 
@@ -108,8 +108,12 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         channels.back() = 8;
         std::vector<float> bias(static_cast<std::size_t>(3 * dim), 0.5F);
         const bool blocks = in_blocks(dtype);
-        const KeyView view{keys.data(), dtype,  count,
-                           dim,         stride, blocks ? channels.data() : nullptr,
+        const KeyView view{keys.data(),
+                           dtype,
+                           count,
+                           dim,
+                           stride,
+                           blocks ? channels.data() : nullptr,
                            blocks && queries % 2 == 0 ? bias.data() : nullptr};
         for (std::int64_t r = 0; r < count; ++r) {
           encode(&k[r * dim], dim, dtype, view.channels, &keys[r * stride], bias_at(view, r));
@@ -142,8 +146,7 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         }
         double want = 0;
         for (std::int64_t j = 0; j < dim; ++j) want += double{widened[j]} * widened[dim + j];
-        EXPECT_NEAR(dot_stored(view, 0, 1), want,
-                    1e-5 * static_cast<double>(dim));
+        EXPECT_NEAR(dot_stored(view, 0, 1), want, 1e-5 * static_cast<double>(dim));
       }
     }
   }

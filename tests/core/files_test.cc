@@ -1,6 +1,6 @@
 // Whole files: what can be written is told before, and a file is replaced in one step.
 
-#include "src/core/files.h"
+#include "src/core/io/files.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/open_file.h"
+#include "src/core/io/open_file.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 

@@ -1,6 +1,6 @@
 // The memory that the host can give: what the kernel says, and the limits of control groups, read
 // from files as a system has them; regions.
-#include "src/core/memory.h"
+#include "src/core/memory/memory.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "src/core/memory_grant.h"
+#include "src/core/memory/memory_grant.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 

@@ -1,5 +1,5 @@
 // Vectors in q8 and q4, against plain arithmetic in float64.
-#include "src/core/row_format.h"
+#include "src/core/math/row_format.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "src/core/dot.h"
-#include "src/core/key_bias.h"
+#include "src/core/math/dot.h"
+#include "src/core/math/key_bias.h"
 #include "tests/support/key_bias.h"
 #include "tests/support/row_blocks.h"
 

@@ -1,5 +1,5 @@
 // parallel_for and the OpenMP teams of the application that calls it; helpers.
-#include "src/core/threads.h"
+#include "src/core/threads/threads.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "src/core/busy_workers.h"
+#include "src/core/threads/busy_workers.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -2,7 +2,7 @@
 // host and on a CUDA device.
 //
 // u is float32's unit roundoff, 2^-24, and v bf16's, 2^-8.
-#include "src/device/experts.h"
+#include "src/device/host/experts.h"
 
 #include <gtest/gtest.h>
 
@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "src/core/convert.h"
-#include "tests/support/token_stream.h"
+#include "src/core/math/convert.h"
 #include "tests/support/packed_case.h"
 #include "tests/support/reference.h"
+#include "tests/support/token_stream.h"
 
 namespace topkv {
 namespace {
@@ -312,10 +312,9 @@ TEST_P(ExpertProducts, OfPlainWeightsMatchFloat64) {
 TEST_P(ExpertProducts, OfSeveralWeightsAreThoseOfEach) {
   const Place place(GetParam());
   const packed_case::Case four{Packing::int4, 40, 384, 128, true};
-  for (const packed_case::Case& other :
-       {four, packed_case::Case{Packing::int4, 72, 384, 128, true},
-        packed_case::Case{Packing::int4, 40, 384, 128, true, true},
-        packed_case::Case{Packing::fp8, 33, 384, 128, false}}) {
+  for (const packed_case::Case& other : {four, packed_case::Case{Packing::int4, 72, 384, 128, true},
+                                         packed_case::Case{Packing::int4, 40, 384, 128, true, true},
+                                         packed_case::Case{Packing::fp8, 33, 384, 128, false}}) {
     const Group groups[] = {packed_experts(place, four, 5), packed_experts(place, other, 5)};
     const auto biases = reference::random_floats(5 * other.out, 8);
     const Buffer biases_there = place.put(biases);
@@ -324,7 +323,7 @@ TEST_P(ExpertProducts, OfSeveralWeightsAreThoseOfEach) {
     const std::int64_t sizes[] = {6 * four.out, 6 * other.out};
     const Buffer alone[] = {place.room(sizes[0]), place.room(sizes[1])};
     const Buffer together[] = {place.room(sizes[0]), place.room(sizes[1])};
-    const auto products = [&](const Buffer (&to)[2]) {
+    const auto products = [&](const Buffer(&to)[2]) {
       return std::array{ExpertProduct{&groups[0].matrices, nullptr, to[0].floats()},
                         ExpertProduct{&groups[1].matrices, biases_there.floats(), to[1].floats()}};
     };
@@ -349,9 +348,9 @@ TEST_P(ExpertProducts, OfManySlotsMatchFloat64) {
     const auto lock = place.compute().lock();
     place.compute().prepare_packed();
   }
-  for (const packed_case::Case& of :
-       {packed_case::Case{Packing::int4, 20, 128, 64, true}, {Packing::fp4, 20, 128, 32, false},
-        {Packing::int4, 20, 128, 64, true, true}}) {
+  for (const packed_case::Case& of : {packed_case::Case{Packing::int4, 20, 128, 64, true},
+                                      {Packing::fp4, 20, 128, 32, false},
+                                      {Packing::int4, 20, 128, 64, true, true}}) {
     const Group group = packed_experts(place, of, 5);
     for (const auto& [tokens, k] : {std::pair{1, 150}, {3, 70}, {7, 40}, {150, 1}}) {
       expect_products(place, group, tokens, k);

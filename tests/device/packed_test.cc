@@ -2,15 +2,15 @@
 //
 // u is float32's unit roundoff, 2^-24.
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <hwy/targets.h>
 #include <limits>
 #include <vector>
 
-#include "src/core/quantise.h"
+#include "src/core/math/quantise.h"
 #include "src/device/compute_device.h"
 #include "tests/support/packed_case.h"
 #include "tests/support/reference.h"
@@ -46,8 +46,8 @@ TEST(PackedProduct, MatchesFloat64ForEveryPackingSizeAndNumberOfTokens) {
         for (const bool accumulate : {false, true}) {
           SCOPED_TRACE(testing::Message()
                        << tokens << " tokens, [" << of.out << ", " << of.in << "], "
-                       << packed_case::name_of(of.packing) << " in groups of "
-                       << of.group << (accumulate ? ", added" : ""));
+                       << packed_case::name_of(of.packing) << " in groups of " << of.group
+                       << (accumulate ? ", added" : ""));
           const auto x = reference::random_floats(tokens * of.in, 2);
           const auto before = reference::random_floats(tokens * of.out, 3);
           auto out = before;
@@ -94,13 +94,14 @@ TEST(PackedProduct, OfNibblesCountsActivationsOfEverySize) {
         for (std::int64_t o = 0; o < of.out; ++o) {
           const auto want = packed_case::row_product(packed, o, x.data());
           // Codes are met 8 or 12 too large, and less that of the sum.
-          ASSERT_NEAR(got[o], want.sum,
-                      4 * static_cast<double>(of.in + 4) * roundoff * want.size + rounding * want.weights)
+          ASSERT_NEAR(
+              got[o], want.sum,
+              4 * static_cast<double>(of.in + 4) * roundoff * want.size + rounding * want.weights)
               << o;
         }
       }
-      for (const float bad : {std::numeric_limits<float>::infinity(),
-                              std::numeric_limits<float>::quiet_NaN()}) {
+      for (const float bad :
+           {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
         auto x = reference::random_floats(of.in, 11);
         x[200] = bad;
         for (const float value : product(x)) EXPECT_FALSE(std::isfinite(value)) << bad;
@@ -137,16 +138,15 @@ struct Rounded {
 
 Rounded round_row(const std::vector<float>& row, Packing packing, std::int64_t group) {
   const bool offsets = packing == Packing::int4;
-  Matrix form{nullptr, DType::f32, 1, static_cast<std::int64_t>(row.size()), packing, group,
-              offsets};
+  Matrix form{nullptr, DType::f32, 1,      static_cast<std::int64_t>(row.size()),
+              packing, group,      offsets};
   std::vector<std::byte> block(static_cast<std::size_t>(form.bytes()));
   const auto factors = [&](std::int64_t at) { return reinterpret_cast<float*>(block.data() + at); };
-  quantise_row(form, row.data(),
-               {block.data(), factors(form.scales_at()),
-                offsets ? factors(form.offsets_at()) : nullptr});
+  quantise_row(
+      form, row.data(),
+      {block.data(), factors(form.scales_at()), offsets ? factors(form.offsets_at()) : nullptr});
   form.data = block.data();
-  return {packed_case::values_of(form),
-          {form.scales(), form.scales() + form.groups()}};
+  return {packed_case::values_of(form), {form.scales(), form.scales() + form.groups()}};
 }
 
 double squared_error(const std::vector<float>& row, const std::vector<double>& values,

@@ -1,13 +1,12 @@
 // Cells of a needle run: as JSON, in order, and summed up.
 
-#include "tests/support/eval_cells.h"
-
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "src/eval/summary.h"
+#include "src/eval/report/summary.h"
+#include "tests/support/eval_cells.h"
 
 namespace topkv {
 namespace {

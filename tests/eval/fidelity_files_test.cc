@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/csv.h"
-#include "src/eval/fidelity_chart.h"
-#include "src/eval/fidelity_lines.h"
-#include "src/eval/log_axis.h"
+#include "src/core/format/csv.h"
+#include "src/eval/report/fidelity_chart.h"
+#include "src/eval/report/fidelity_lines.h"
+#include "src/eval/report/log_axis.h"
 #include "tests/eval/svg.h"
 
 namespace topkv {

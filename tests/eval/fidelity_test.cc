@@ -1,4 +1,6 @@
 // What `topkv fidelity` measures: nothing where everything is attended, and less where more is.
+#include "src/eval/run/fidelity.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "src/eval/fidelity.h"
 #include "topkv/model.h"
 
 namespace topkv {

@@ -1,10 +1,11 @@
 // The needle grid and its picture.
 
+#include "src/eval/report/heatmap.h"
+
 #include <gtest/gtest.h>
 
-#include "src/eval/heatmap.h"
-#include "tests/support/eval_cells.h"
 #include "tests/eval/svg.h"
+#include "tests/support/eval_cells.h"
 
 namespace topkv {
 namespace {

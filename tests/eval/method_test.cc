@@ -1,10 +1,11 @@
 // Methods by their texts.
 
+#include "src/eval/run/method.h"
+
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "src/eval/method.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"
@@ -53,7 +54,7 @@ TEST(Methods, TailsStandBehindAPlus) {
   EXPECT_EQ(mean.indices(), (std::vector<std::string>{"exact", "mean"}));
   EXPECT_EQ(parsed("exact+codes").options.tail, "codes");
   EXPECT_EQ(parsed("codes+none").options.tail, "none");
-  EXPECT_EQ(parsed("codes:k=16,v=8+codes").options.tail, "");  // its own
+  EXPECT_EQ(parsed("codes:k=16,v=8+codes").options.tail, "");   // its own
   EXPECT_EQ(parsed("retroinfer+codes").options.tail, "codes");  // its own is of clusters
   EXPECT_EQ(parsed("hnsw:M=8+codes:k=16,v=8").options.tail, "codes:k=16,v=8");
 }

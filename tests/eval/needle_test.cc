@@ -7,10 +7,10 @@
 #include <regex>
 #include <set>
 
-#include "src/eval/haystack.h"
-#include "src/eval/needle_context.h"
-#include "src/eval/needle_task.h"
-#include "src/eval/word_lists.h"
+#include "src/eval/tasks/haystack.h"
+#include "src/eval/tasks/needle_context.h"
+#include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/word_lists.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/model.h"

@@ -1,5 +1,7 @@
 // What `topkv perplexity` measures: with dense attention what a forward pass over the whole piece
 // gives, the same where every key is retrieved, and less where few are.
+#include "src/eval/run/perplexity.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/perplexity.h"
-#include "src/eval/perplexity_lines.h"
+#include "src/eval/report/perplexity_lines.h"
 #include "topkv/model.h"
 
 namespace topkv {

@@ -1,10 +1,11 @@
 // Results as a page for a browser.
 
+#include "src/eval/report/report_page.h"
+
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "src/eval/report_page.h"
 #include "tests/eval/svg.h"
 
 namespace topkv {

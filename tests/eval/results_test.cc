@@ -4,10 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/core/files.h"
-#include "src/eval/eval_chart.h"
-#include "src/eval/eval_directory.h"
-#include "src/eval/eval_scores.h"
+#include "src/core/io/files.h"
+#include "src/eval/report/eval_chart.h"
+#include "src/eval/run/eval_directory.h"
+#include "src/eval/run/eval_scores.h"
 #include "tests/eval/svg.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

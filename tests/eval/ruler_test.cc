@@ -1,7 +1,7 @@
 // RULER's tasks: wording written out by hand from NVIDIA/RULER's scripts/data/synthetic, numbers of
 // needles and words from its synthetic.yaml, and lengths.
 
-#include "src/eval/ruler.h"
+#include "src/eval/tasks/ruler.h"
 
 #include <gtest/gtest.h>
 
@@ -11,9 +11,9 @@
 #include <set>
 #include <sstream>
 
-#include "src/eval/fill_to_length.h"
-#include "src/eval/needle_task.h"
-#include "src/eval/tasks.h"
+#include "src/eval/tasks/fill_to_length.h"
+#include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/tasks.h"
 #include "tests/eval/tokens.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

@@ -7,8 +7,8 @@
 #include <set>
 #include <sstream>
 
-#include "src/eval/tasks.h"
-#include "src/eval/wonderwords.h"
+#include "src/eval/tasks/tasks.h"
+#include "src/eval/tasks/wonderwords.h"
 #include "tests/eval/tokens.h"
 #include "topkv/error.h"
 

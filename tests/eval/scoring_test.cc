@@ -1,6 +1,6 @@
 // What answers are worth, and how certain a mean of that is.
 
-#include "src/eval/scoring.h"
+#include "src/eval/tasks/scoring.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "src/eval/confidence_interval.h"
-#include "src/eval/random_draws.h"
+#include "src/eval/run/confidence_interval.h"
+#include "src/eval/tasks/random_draws.h"
 
 namespace topkv {
 namespace {

@@ -1,5 +1,7 @@
 // Tasks beside RULER's: passkey, repetition, tables and questions about files.
 
+#include "src/eval/tasks/tasks.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include <regex>
 #include <sstream>
 
-#include "src/eval/tasks.h"
 #include "tests/eval/tokens.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/eval/eval_task.h"
+#include "src/eval/tasks/eval_task.h"
 
 namespace topkv {
 

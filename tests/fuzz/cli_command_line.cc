@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "src/cli/arguments.h"
 #include "src/cli/commands.h"
-#include "src/cli/parse_numbers.h"
+#include "src/cli/flags/arguments.h"
+#include "src/cli/terminal/parse_numbers.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

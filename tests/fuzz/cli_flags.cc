@@ -2,8 +2,8 @@
 // each.
 #include <vector>
 
-#include "src/cli/options.h"
-#include "src/cli/parse_numbers.h"
+#include "src/cli/flags/options.h"
+#include "src/cli/terminal/parse_numbers.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "index/index_factory.h"
+#include "index/common/index_factory.h"
 #include "src/context/prefill_query_sample.h"
-#include "src/core/archive.h"
+#include "src/core/format/archive.h"
 #include "tests/fuzz/context_specs.h"
 #include "tests/fuzz/target.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/core/checksum.h"
+#include "src/core/io/checksum.h"
 
 namespace topkv::fuzz {
 

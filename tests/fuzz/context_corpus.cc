@@ -4,10 +4,10 @@
 #include <fstream>
 #include <string>
 
-#include "src/context/file_format.h"
-#include "src/core/open_file.h"
-#include "tests/support/context_file_case.h"
+#include "src/context/file/file_format.h"
+#include "src/core/io/open_file.h"
 #include "tests/fuzz/context_specs.h"
+#include "tests/support/context_file_case.h"
 #include "topkv/context_file.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // The description in a context's file.
-#include "src/context/file_meta.h"
+#include "src/context/file/file_meta.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

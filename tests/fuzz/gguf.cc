@@ -2,8 +2,8 @@
 // it.
 #include <span>
 
-#include "src/core/gguf_file.h"
-#include "src/model/gguf_config.h"
+#include "src/core/format/gguf_file.h"
+#include "src/model/config/gguf_config.h"
 #include "tests/fuzz/tokenizer_use.h"
 #include "topkv/chat_template.h"
 #include "topkv/model.h"

@@ -1,5 +1,5 @@
 // ggml's blocks, whose bytes are never refused: a byte that says the type, and blocks.
-#include "src/model/gguf_blocks.h"
+#include "src/model/weights/gguf_blocks.h"
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 // JSON within limits. What it takes, another parser takes.
 #include <nlohmann/json.hpp>
 
-#include "src/core/json_file.h"
+#include "src/core/format/json_file.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

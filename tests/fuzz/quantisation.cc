@@ -1,10 +1,10 @@
 // quantization_config of a config.json that is whole otherwise, and the plan of such weights.
-#include "src/model/quantisation.h"
+#include "src/model/weights/quantisation.h"
 
 #include <nlohmann/json.hpp>
 
-#include "src/core/json_file.h"
-#include "src/model/quantisation_keys.h"
+#include "src/core/format/json_file.h"
+#include "src/model/weights/quantisation_keys.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

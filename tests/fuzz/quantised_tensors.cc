@@ -1,9 +1,9 @@
 // The tensors of a quantised matrix: a byte that says how it is quantised, and a file of tensors.
 #include <vector>
 
-#include "src/core/matrix.h"
-#include "src/model/quantisation.h"
-#include "src/model/safetensors.h"
+#include "src/core/math/matrix.h"
+#include "src/model/weights/quantisation.h"
+#include "src/model/weights/safetensors.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

@@ -2,7 +2,7 @@
 // in.
 #include "src/text/regex.h"
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/regex_syntax.h"
 #include "tests/fuzz/target.h"
 

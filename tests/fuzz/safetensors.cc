@@ -1,5 +1,5 @@
 // A file of tensors: header and bytes.
-#include "src/model/safetensors.h"
+#include "src/model/weights/safetensors.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Which shard has which tensor: model.safetensors.index.json beside two shards.
-#include "src/model/safetensors.h"
+#include "src/model/weights/safetensors.h"
 #include "tests/fuzz/target.h"
 #include "tests/support/tensor_file.h"
 

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "topkv/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "gpu/faults.h"
+#include "gpu/runtime/faults.h"
 
 namespace test {
 

@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-#include "gpu/handles.h"
+#include "gpu/runtime/handles.h"
 #include "tests/gpu/faults_guard.h"
 #include "tests/support/token_stream.h"
 #include "topkv/attention.h"

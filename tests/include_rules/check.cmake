@@ -1,17 +1,21 @@
 # Which file may include what. Dependencies point one way, floor by floor:
 #
-#   core <- store, attention, index <- device <- context, gpu <- model <- eval, serve <- cli, bindings
+#   core <- store, attention, index <- device <- context, gpu <- session <- model <- eval, serve <- cli, bindings
 #   core <- text <- model
 #
 # A room includes its own headers, those of the floors below it and include/topkv; nothing from a
 # neighbour on its floor.
 #
+# Some rooms have sub-rooms. Their dependencies point one way as well: the lists sub_* below name
+# them from the lowest to the highest, and a sub-room includes its own headers and those of the
+# sub-rooms before it. "." is the room's own folder.
+#
 #   cmake -D ROOT=<source tree> -P check.cmake
 
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms include/topkv src/core src/store src/attention src/device src/context src/text src/model
-  src/eval src/serve src/cli index gpu bindings)
+set(rooms include/topkv src/core src/store src/attention src/device src/context src/session src/text
+  src/model src/eval src/serve src/cli index gpu bindings)
 
 # What each room may include besides itself and include/topkv.
 set(below_src_core)
@@ -21,8 +25,9 @@ set(below_index src/core)
 set(below_src_device src/core src/store src/attention index)
 set(below_src_context ${below_src_device} src/device)
 set(below_gpu ${below_src_device} src/device)
+set(below_src_session ${below_src_context} src/context)
 set(below_src_text src/core)
-set(below_src_model ${below_src_context} src/context gpu src/text)
+set(below_src_model ${below_src_session} src/session gpu src/text)
 # What evaluates is written against the public interface; fidelity compares rows in a device's memory.
 set(below_src_eval src/core src/device)
 # What serves is, too.
@@ -30,6 +35,20 @@ set(below_src_serve src/core)
 # The command is, too; its bench works on a device and a store.
 set(below_src_cli src/core src/device src/store src/context src/eval src/serve)
 set(below_bindings ${below_src_model} src/model src/eval)
+
+# The sub-rooms, from the lowest to the highest.
+set(sub_src_core text io threads math memory format .)
+set(sub_index common codes exact graphs lists tails methods .)
+set(sub_src_device . host)
+set(sub_gpu runtime network attention codes entries build session . bench)
+set(sub_src_context . file)
+set(sub_src_model families weights config network . generate)
+set(sub_src_eval tasks run report)
+set(sub_src_cli terminal flags . commands)
+
+# Headers that a source file of any sub-room of their room may include, though its headers may not:
+# operations on a device need the device, which owns them.
+set(shared_gpu gpu/device.h gpu/long_work.h)
 
 # Headers that only some rooms may include: a pattern, and the rooms. gpu/ works on views alone.
 set(limited CUDA FAISS HNSWLIB JINJA PYBIND11 CLI11 HTTPLIB OWNERS)
@@ -76,6 +95,15 @@ function(find_room room header result)
   set(${result} "${found}" PARENT_SCOPE)
 endfunction()
 
+# The sub-room of a file of `room`: "." if the file lies in the room's own folder.
+function(find_sub_room room file result)
+  string(REGEX REPLACE "^${room}/" "" inside "${file}")
+  set(${result} . PARENT_SCOPE)
+  if(inside MATCHES "^([^/]+)/")
+    set(${result} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+  endif()
+endfunction()
+
 set(files_seen 0)
 foreach(room IN LISTS rooms)
   file(GLOB_RECURSE files RELATIVE ${ROOT}
@@ -84,6 +112,11 @@ foreach(room IN LISTS rooms)
   foreach(file IN LISTS files)
     math(EXPR files_seen "${files_seen} + 1")
     cmake_path(REMOVE_EXTENSION file OUTPUT_VARIABLE stem)
+    find_sub_room(${room} "${file}" sub_room)
+    list(FIND sub_${room_id} "${sub_room}" floor)
+    if(DEFINED sub_${room_id} AND floor EQUAL -1)
+      violation(${file} "lies in ${room}/${sub_room}, which is no sub-room that sub_${room_id} names")
+    endif()
     file(STRINGS ${ROOT}/${file} lines REGEX "^[ \t]*#[ \t]*include[ \t]*[<\"]")
     foreach(line IN LISTS lines)
       string(REGEX REPLACE "^[^<\"]*[<\"]([^>\"]*).*$" "\\1" header "${line}")
@@ -100,6 +133,15 @@ foreach(room IN LISTS rooms)
         violation(${file} "includes ${header}: public headers include only each other and the standard library")
       endif()
 
+      if(DEFINED sub_${room_id} AND target STREQUAL room
+         AND NOT (header IN_LIST shared_${room_id} AND file MATCHES "\\.(cc|cu)$"))
+        find_sub_room(${room} "${header}" target_sub_room)
+        list(FIND sub_${room_id} "${target_sub_room}" target_floor)
+        if(target_floor GREATER floor)
+          violation(${file} "includes ${header}: ${room}/${sub_room} may not include ${room}/${target_sub_room}")
+        endif()
+      endif()
+
       foreach(name IN LISTS limited)
         if(header MATCHES "${${name}_headers}")
           list(APPEND ${name}_includers ${stem})
@@ -113,7 +155,7 @@ foreach(room IN LISTS rooms)
   endforeach()
 endforeach()
 
-# A library is met under its own name: index/faiss_*, index/hnsw_*.
+# A library is met under its own name: faiss_* and hnsw_* in the sub-rooms of index.
 foreach(name files IN ZIP_LISTS library_names library_files)
   list(FILTER ${name}_includers INCLUDE REGEX "^index/")
   list(REMOVE_DUPLICATES ${name}_includers)
@@ -121,9 +163,9 @@ foreach(name files IN ZIP_LISTS library_names library_files)
     violation(index "no file includes ${name}")
   endif()
   set(others ${${name}_includers})
-  list(FILTER others EXCLUDE REGEX "^index/${files}_[a-z0-9_]+$")
+  list(FILTER others EXCLUDE REGEX "^index/[a-z]+/${files}_[a-z0-9_]+$")
   if(others)
-    violation(index "only files index/${files}_* include ${name}, found ${others}")
+    violation(index "only files index/*/${files}_* include ${name}, found ${others}")
   endif()
 endforeach()
 

@@ -1,5 +1,5 @@
 // Clusters of keys, and who finds them for an index.
-#include "index/clustering.h"
+#include "index/lists/clustering.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <stop_token>
 #include <vector>
 
-#include "index/cluster_index.h"
-#include "index/index_factory.h"
-#include "index/squeezed_index.h"
+#include "index/common/index_factory.h"
+#include "index/methods/cluster_index.h"
+#include "index/methods/squeezed_index.h"
 #include "tests/support/reference.h"
 #include "topkv/error.h"
 

@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "index/key_codes.h"
-#include "index/value_codes.h"
+#include "index/codes/key_codes.h"
+#include "index/codes/value_codes.h"
 
 namespace topkv {
 namespace {

@@ -1,6 +1,6 @@
 // The host's pass over codes, against float64: rows that score best are listed, what is estimated
 // is the attention over all others, and no key is in two places or in none.
-#include "index/code_pass.h"
+#include "index/codes/code_pass.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "src/core/threads.h"
+#include "src/core/threads/threads.h"
 #include "tests/index/coded_rows.h"
 #include "tests/support/reference.h"
 
@@ -35,11 +35,12 @@ struct Passed {
     std::vector<PassToken> of;
     for (std::int64_t t = 0; t < tokens; ++t) {
       const auto at = static_cast<std::size_t>(t);
-      of.push_back({queries.data() + t * pass_group * coded.dim,
-                    allowed[at],
-                    &listed[at],
-                    {estimate.view().part(t * pass_group, pass_group), exact.view().part(t * pass_group, pass_group),
-                     noise.data() + t * pass_group}});
+      of.push_back(
+          {queries.data() + t * pass_group * coded.dim,
+           allowed[at],
+           &listed[at],
+           {estimate.view().part(t * pass_group, pass_group),
+            exact.view().part(t * pass_group, pass_group), noise.data() + t * pass_group}});
     }
     if (together) {
       pass.run(of);
@@ -134,8 +135,8 @@ TEST(CodePass, ListsTheBestOfAllCodesAndEstimatesTheOthers) {
           if (allowed[at].contains(r)) rare.push_back(r);
         }
         Partial want(pass_group, dim);
-        attend_rows(queries.data() + t * pass_group * dim, coded.rows, rare, pass.scale, want.view(),
-                    softcap);
+        attend_rows(queries.data() + t * pass_group * dim, coded.rows, rare, pass.scale,
+                    want.view(), softcap);
         for (std::int64_t g = 0; g < pass_group; ++g) {
           const float lse = got.exact.lse()[static_cast<std::size_t>(t * pass_group + g)];
           if (rare.empty()) {

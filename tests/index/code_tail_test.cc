@@ -1,7 +1,7 @@
 // The tail made of codes, against float64: it is the attention over the rows that codes stand for;
 // rows that were taken are in no head's tail; and a session with a tail is nearer to dense
 // attention than one without.
-#include "index/code_tail.h"
+#include "index/codes/code_tail.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "index/codes_index.h"
+#include "index/codes/codes_index.h"
 #include "tests/index/coded_rows.h"
 #include "tests/support/reference.h"
 #include "tests/support/stream.h"

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "index/code_tail.h"
-#include "index/codes_index.h"
+#include "index/codes/code_tail.h"
+#include "index/codes/codes_index.h"
 #include "tests/support/reference.h"
 
 namespace topkv::test {

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "index/codes_index.h"
-#include "index/key_codes.h"
-#include "index/principal_axes.h"
-#include "index/value_codes.h"
-#include "src/core/convert.h"
+#include "index/codes/codes_index.h"
+#include "index/codes/key_codes.h"
+#include "index/codes/principal_axes.h"
+#include "index/codes/value_codes.h"
+#include "src/core/math/convert.h"
 #include "topkv/error.h"
 #include "topkv/key_index.h"
 

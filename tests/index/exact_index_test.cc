@@ -9,11 +9,11 @@
 #include <random>
 #include <vector>
 
-#include "index/ranking.h"
-#include "index/sample.h"
-#include "src/core/convert.h"
-#include "src/core/find_above_threshold.h"
-#include "src/core/topk.h"
+#include "index/common/ranking.h"
+#include "index/common/sample.h"
+#include "src/core/math/convert.h"
+#include "src/core/math/find_above_threshold.h"
+#include "src/core/math/topk.h"
 #include "topkv/key_index.h"
 
 namespace topkv {

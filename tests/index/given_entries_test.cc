@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "index/rule_based_index.h"
-#include "index/squeezed_index.h"
-#include "src/core/faults.h"
+#include "index/common/rule_based_index.h"
+#include "index/methods/squeezed_index.h"
+#include "src/core/io/faults.h"
 #include "tests/support/key_cases.h"
 #include "tests/support/reference.h"
 #include "tests/support/wanted_choice.h"

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "index/faiss_interrupt.h"
+#include "index/graphs/faiss_interrupt.h"
 #include "tests/support/key_cases.h"
 #include "topkv/error.h"
 #include "topkv/key_index.h"
@@ -262,7 +262,8 @@ TEST(IndexSpec, RefusesBeforeBuildWhatBuildRefuses) {
     EXPECT_FALSE(built.empty()) << spec;
     EXPECT_EQ(checked, built) << spec;
   }
-  for (const char* spec : {"exact", "hnsw", "ivf", "faiss:IVF4096,SQ8", "faiss:PQ8", "faiss:HNSW32"}) {
+  for (const char* spec :
+       {"exact", "hnsw", "ivf", "faiss:IVF4096,SQ8", "faiss:PQ8", "faiss:HNSW32"}) {
     EXPECT_NO_THROW(IndexSpec(spec).check(64, 0)) << spec;
     EXPECT_NO_THROW(IndexSpec(spec).check(64, 4096)) << spec;
   }

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "index/index_factory.h"
-#include "src/core/archive.h"
+#include "index/common/index_factory.h"
+#include "src/core/format/archive.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"
 #include "topkv/key_index.h"

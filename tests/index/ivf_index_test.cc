@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "index/clustered_keys.h"
+#include "index/lists/clustered_keys.h"
 #include "tests/support/key_cases.h"
 #include "topkv/error.h"
 #include "topkv/key_index.h"

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "index/cluster_index.h"
-#include "index/quest_index.h"
-#include "index/sparq_index.h"
+#include "index/methods/cluster_index.h"
+#include "index/methods/quest_index.h"
+#include "index/methods/sparq_index.h"
 #include "tests/support/key_cases.h"
 #include "tests/support/reference.h"
 #include "topkv/error.h"

@@ -1,5 +1,5 @@
 // Keys unlike all others, in a text that repeats itself: whatever the index, searches find them.
-#include "index/rare_keys.h"
+#include "index/common/rare_keys.h"
 
 #include <gtest/gtest.h>
 

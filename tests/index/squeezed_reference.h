@@ -11,7 +11,7 @@
 #include <numeric>
 #include <vector>
 
-#include "index/squeezed_index.h"
+#include "index/methods/squeezed_index.h"
 #include "tests/support/key_cases.h"
 
 namespace topkv::test {

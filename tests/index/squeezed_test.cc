@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "index/squeezed_index.h"
-#include "tests/support/key_cases.h"
+#include "index/methods/squeezed_index.h"
 #include "tests/index/squeezed_reference.h"
+#include "tests/support/key_cases.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -12,9 +12,9 @@
 #include <tuple>
 #include <vector>
 
-#include "index/sample_tail.h"
-#include "index/sparq_tail.h"
-#include "index/summary_tail.h"
+#include "index/methods/sparq_tail.h"
+#include "index/tails/sample_tail.h"
+#include "index/tails/summary_tail.h"
 #include "tests/index/coded_rows.h"
 #include "tests/support/reference.h"
 #include "tests/support/stream.h"
@@ -53,8 +53,8 @@ struct SomeRows {
 /// What a tail gives for one query.
 struct GivenTail {
   GivenTail(const RowTail& tail, const float* q, std::int64_t dim, PositionRange allowed,
-        const std::vector<std::int64_t>& taken, float scale, float softcap = 0,
-        float ceiling = no_ceiling)
+            const std::vector<std::int64_t>& taken, float scale, float softcap = 0,
+            float ceiling = no_ceiling)
       : estimate(1, dim), exact(1, dim) {
     const std::vector<PositionRange> ranges = {allowed};
     const std::span<const std::int64_t> list(taken);
@@ -139,8 +139,8 @@ TEST(PageTail, HasTheMassesOfMeansAndVariancesWithoutTheRowsTaken) {
     }
     for (double& x : want.out) x /= total;
     want.lse = std::log(total);
-    const GivenTail given(tail, q.data(), dim, allowed, some_taken, 0.2F, static_cast<float>(softcap),
-                      static_cast<float>(ceiling));
+    const GivenTail given(tail, q.data(), dim, allowed, some_taken, 0.2F,
+                          static_cast<float>(softcap), static_cast<float>(ceiling));
     expect_partial(given.estimate, want, 2e-5);
     EXPECT_EQ(given.exact.lse()[0], empty_lse);
   }

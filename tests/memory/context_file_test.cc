@@ -1,4 +1,6 @@
 // Saving and loading while each allocation in turn fails: nothing is lost, and the next call works.
+#include "topkv/context_file.h"
+
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
 
@@ -6,11 +8,10 @@
 #include <new>
 #include <optional>
 
-#include "src/core/file_calls.h"
-#include "tests/support/context_file_case.h"
+#include "src/core/io/file_calls.h"
 #include "tests/memory/counted_memory.h"
+#include "tests/support/context_file_case.h"
 #include "tests/support/temp_directory.h"
-#include "topkv/context_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "src/core/json_file.h"
+#include "src/core/format/json_file.h"
 #include "tests/memory/counted_memory.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
@@ -70,8 +70,8 @@ TEST(JsonMemory, LineBreaksWithoutEndAreRefusedBeforeTheyAreKept) {
     while (text.size() < long_bytes) text += kind;
     text += '!';
     const HeapPeak peak;
-    expect_error<FileError>([&] { parse_json(text, "a.json"); }, "a.json: ",
-                            {"more than 65536 line breaks"});
+    expect_error<FileError>([&] { parse_json(text, "a.json"); },
+                            "a.json: ", {"more than 65536 line breaks"});
     EXPECT_LT(peak.bytes(), most_bytes);
   }
   const std::string some(60'000, '\n');

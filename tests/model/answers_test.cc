@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "src/core/utf8.h"
-#include "src/model/answer_text.h"
+#include "src/core/text/utf8.h"
+#include "src/model/generate/answer_text.h"
 #include "tests/support/small_llama.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
@@ -22,7 +22,9 @@ const Model& bundled_model() {
 }
 
 /// Of a text that is given as pieces, each the bytes of one token.
-std::vector<Token> tokens_of(const std::string& text) { return bundled_model().tokenizer().encode(text); }
+std::vector<Token> tokens_of(const std::string& text) {
+  return bundled_model().tokenizer().encode(text);
+}
 
 /// The pieces that are given out, and the rest.
 std::vector<std::string> pieces(const std::vector<Token>& tokens,
@@ -88,7 +90,8 @@ TEST(AnswerText, AStopTextMaySpellSpecialTokens) {
   EXPECT_EQ(joined(pieces(tokens, {"b<|bos|>c"}, &stopped)), "a");
   EXPECT_TRUE(stopped);
   EXPECT_EQ(joined(pieces(tokens, {"x", "<|bos|>", "d"}, &stopped)), "ab");
-  for (const char* other : {"bos", "|>", "a<|bos|>", "<|bos|>d", "<|eos|>", "<|bos|><|bos|>", "<|bos"}) {
+  for (const char* other :
+       {"bos", "|>", "a<|bos|>", "<|bos|>d", "<|eos|>", "<|bos|><|bos|>", "<|bos"}) {
     EXPECT_EQ(joined(pieces(tokens, {other}, &stopped)), "abcd") << other;
     EXPECT_FALSE(stopped) << other;
   }
@@ -106,7 +109,7 @@ class Answers : public testing::Test {
  protected:
   Answers()
       : context_(bundled_model().prefill(tokens_of("The grass is green. The sky is blue."),
-                                   {.kv_dtype = DType::f32})) {}
+                                         {.kv_dtype = DType::f32})) {}
 
   GenerateResult ask(const GenerateOptions& options, const TokenFn& on_token = {},
                      const TextFn& on_text = {}) const {
@@ -135,7 +138,8 @@ TEST_F(Answers, TextIsToldInWholeCharactersAndIsThatOfTheTokens) {
   EXPECT_EQ(told, result.text);
   EXPECT_GT(after.back(), 0U) << "as it grows";
   std::string bytes;
-  for (const Token token : result.tokens) bytes += bundled_model().tokenizer().bytes_of_token(token);
+  for (const Token token : result.tokens)
+    bytes += bundled_model().tokenizer().bytes_of_token(token);
   EXPECT_EQ(told, replace_invalid_utf8(bytes));
   EXPECT_EQ(result.finish, result.tokens.size() == 20 ? Finish::length : Finish::end_token);
   EXPECT_EQ(ask({.max_tokens = 20}).text, "") << "nobody asked for it";
@@ -307,11 +311,11 @@ TEST_F(Answers, SeveralAreToldByNumber) {
   const std::vector<std::vector<Token>> prompts = {tokens_of(" The sun is"),
                                                    tokens_of(" The sky is")};
   std::string told[2];
-  const auto results = bundled_model().generate_together(both, prompts, {.max_tokens = 8}, {},
-                                                   [&](std::size_t i, std::string_view piece) {
-                                                     told[i] += piece;
-                                                     return true;
-                                                   });
+  const auto results = bundled_model().generate_together(
+      both, prompts, {.max_tokens = 8}, {}, [&](std::size_t i, std::string_view piece) {
+        told[i] += piece;
+        return true;
+      });
   for (std::size_t i = 0; i < 2; ++i) {
     EXPECT_GT(told[i].size(), 0U);
     EXPECT_EQ(told[i], results[i].text);

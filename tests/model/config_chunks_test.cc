@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/model/dual_chunk.h"
+#include "src/model/config/dual_chunk.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/model.h"

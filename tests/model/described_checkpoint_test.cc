@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/files.h"
+#include "src/core/io/files.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/model.h"
 

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "src/model/safetensors.h"
+#include "src/model/weights/safetensors.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/model.h"
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "src/core/memory.h"
+#include "src/core/memory/memory.h"
 #include "src/store/row_store.h"
 #include "tests/support/failing.h"
 #include "tests/support/small_llama.h"

@@ -1,4 +1,4 @@
-// Biases of the keys of models (src/model/key_bias.h).
+// Biases of the keys of models (src/model/network/key_bias.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/row_format.h"
+#include "src/core/math/row_format.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/model.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "src/model/weights.h"
+#include "src/model/weights/weights.h"
 #include "tests/support/packed_case.h"
 #include "tests/support/small_llama.h"
 #include "tests/support/temp_directory.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <thread>
 
-#include "src/core/convert.h"
-#include "src/model/sampler.h"
+#include "src/core/math/convert.h"
+#include "src/model/generate/sampler.h"
 #include "tests/support/failing.h"
 #include "topkv/error.h"
 

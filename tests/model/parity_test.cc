@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "src/core/convert.h"
-#include "src/model/safetensors.h"
+#include "src/core/math/convert.h"
+#include "src/model/weights/safetensors.h"
 #include "topkv/model.h"
 
 namespace topkv {

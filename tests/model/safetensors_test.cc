@@ -1,4 +1,4 @@
-#include "src/model/safetensors.h"
+#include "src/model/weights/safetensors.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/convert.h"
+#include "src/core/math/convert.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 

@@ -1,6 +1,6 @@
 // Penalties and filters, by their definitions in float64; bindings/tests compares them with
 // transformers' own.
-#include "src/model/sampler.h"
+#include "src/model/generate/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <map>
 #include <vector>
 
-#include "src/model/logprobs.h"
+#include "src/model/generate/logprobs.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -1,6 +1,8 @@
 // Models whose weights are rounded to 8 or 4 bits while they are loaded: they compute what the same
 // model computes whose float weights are the rounded ones, near what the model itself computes, in
 // the memory that was planned.
+#include "src/model/weights/weights.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "src/model/weights.h"
 #include "tests/support/packed_case.h"
 #include "tests/support/small_llama.h"
 #include "tests/support/temp_directory.h"
@@ -143,7 +144,7 @@ TEST_F(RoundedWeights, PlanCountsWhatTheyTake) {
   struct Shape {
     std::int64_t out, in;
   };
-  const std::vector<Shape> layer = {{160, 96}, {80, 96}, {80, 96}, {96, 160},
+  const std::vector<Shape> layer = {{160, 96}, {80, 96},  {80, 96}, {96, 160},
                                     {320, 96}, {320, 96}, {96, 320}};
   const std::vector<Shape> tables = {{101, 96}, {101, 96}};
   const auto up = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
@@ -172,11 +173,12 @@ TEST_F(RoundedWeights, PlanCountsWhatTheyTake) {
 
 TEST_F(RoundedWeights, ProgressIsToldUpToWhatWasPlanned) {
   std::vector<Progress> told;
-  Model::load(bundled_weights, {}, {}, {.weights = WeightFormat::int4, .progress = [&](const Progress& of) {
-                                  told.push_back(of);
-                                }});
+  Model::load(
+      bundled_weights, {}, {},
+      {.weights = WeightFormat::int4, .progress = [&](const Progress& of) { told.push_back(of); }});
   ASSERT_FALSE(told.empty());
-  const std::int64_t total = Model::plan(bundled_weights, {}, {}, {}, WeightFormat::int4).weights_bytes;
+  const std::int64_t total =
+      Model::plan(bundled_weights, {}, {}, {}, WeightFormat::int4).weights_bytes;
   std::int64_t before = 0;
   for (const Progress& of : told) {
     EXPECT_EQ(of.stage, "weights");
@@ -186,28 +188,27 @@ TEST_F(RoundedWeights, ProgressIsToldUpToWhatWasPlanned) {
     before = of.done;
   }
   EXPECT_EQ(before, total);
-  EXPECT_THROW(Model::load(bundled_weights, {}, {}, {.weights = WeightFormat::int4,
-                                             .progress = [](const Progress&) { throw 7; }}),
-               int);
+  EXPECT_THROW(
+      Model::load(bundled_weights, {}, {},
+                  {.weights = WeightFormat::int4, .progress = [](const Progress&) { throw 7; }}),
+      int);
 }
 
 TEST_F(RoundedWeights, InputsThatInt4CannotGroupAreRefusedAndInt8TakesThem) {
   const Sizes odd{.hidden = 48, .mlp = 83, .vocab = 37, .head = 10};
   write(random_tensors(odd), config_of(odd));
   const std::string beginning = (path() / "model.safetensors").string() + ": ";
-  for (const auto& call : {std::function<void()>([&] {
-                             Model::load(path(), {}, {}, {.weights = WeightFormat::int4});
-                           }),
-                           std::function<void()>([&] {
-                             Model::plan(path(), {}, {}, {}, WeightFormat::int4);
-                           })}) {
+  for (const auto& call :
+       {std::function<void()>(
+            [&] { Model::load(path(), {}, {}, {.weights = WeightFormat::int4}); }),
+        std::function<void()>([&] { Model::plan(path(), {}, {}, {}, WeightFormat::int4); })}) {
     expect_error<Unsupported>(call, beginning,
                               {"q_proj.weight has 48 inputs", "multiple of 32", "int8"});
   }
   const auto tokens = some_tokens(9, odd.vocab);
   TempDirectory other;
-  other.write("model.safetensors", file_of(rounded(path(), WeightFormat::int8,
-                                                   random_tensors(odd))));
+  other.write("model.safetensors",
+              file_of(rounded(path(), WeightFormat::int8, random_tensors(odd))));
   other.write("config.json", config_of(odd).dump());
   expect_same(Model::load(path(), {}, {}, {.weights = WeightFormat::int8}).logits(tokens),
               Model::load(other.path()).logits(tokens));
@@ -215,8 +216,8 @@ TEST_F(RoundedWeights, InputsThatInt4CannotGroupAreRefusedAndInt8TakesThem) {
 
 TEST_F(RoundedWeights, WeightsThatCannotBeRoundedAreNamed) {
   const Sizes sizes;
-  for (const float wrong : {std::numeric_limits<float>::quiet_NaN(),
-                            -std::numeric_limits<float>::infinity(), 1e16F}) {
+  for (const float wrong :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity(), 1e16F}) {
     FileTensors tensors = random_tensors(sizes);
     const std::string name = "model.layers.1.mlp.down_proj.weight";
     std::memcpy(tensors[name].bytes.data() + 4 * (7 * 320 + 5), &wrong, 4);

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/context/own_codes.h"
+#include "src/session/own_codes.h"
 #include "tests/support/session_feed.h"
 #include "topkv/error.h"
 #include "topkv/session.h"
@@ -96,8 +96,9 @@ TEST_P(Chunks, PrefillsEqualFloat64WhereverStepsAreCut) {
     for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
       for (std::int64_t p = 0; p < c.total; p += c.stride) {
         for (std::int64_t h = 0; h < stream.shape.q_heads; ++h) {
-          const float* out = &outs[static_cast<std::size_t>(l)][static_cast<std::size_t>(
-              p * stream.q_width() + h * stream.shape.head_dim)];
+          const float* out =
+              &outs[static_cast<std::size_t>(l)]
+                   [static_cast<std::size_t>(p * stream.q_width() + h * stream.shape.head_dim)];
           const bool all = c.attention.mode == Prefill::dense;
           worst = std::max(
               worst, stream.error(l, p, h, place.is_cuda(), out, nullptr, [&](std::int64_t x) {
@@ -387,9 +388,9 @@ TEST_P(Chunks, SessionsTogetherGiveWhatEachGivesAlone) {
     std::vector<Session*> all;
     for (const std::int64_t end : ends) {
       for (std::vector<Session>* sessions : {&alone, &together}) {
-        sessions->emplace_back(
-            context, RetrievalOptions{.index = index, .k = TopK::same(8), .window = 16},
-            place.device());
+        sessions->emplace_back(context,
+                               RetrievalOptions{.index = index, .k = TopK::same(8), .window = 16},
+                               place.device());
         Feed(place, stream, 430, 560).run(sessions->back(), end, 6);
       }
     }
@@ -413,7 +414,7 @@ TEST_P(Chunks, SessionsTogetherGiveWhatEachGivesAlone) {
         add(k, stream.k, stream.kv_width());
         add(v, stream.v, stream.kv_width());
       }
-      const Buffer at[] = {place.put(q), place.put(k),      place.put(v),
+      const Buffer at[] = {place.put(q),    place.put(k),      place.put(v),
                            place.put(want), place.put(q_next), place.put(q_far)};
       AttentionStep step{.layer = l,
                          .tokens = tokens,

@@ -1,6 +1,6 @@
 // A session's own rows that have left the window and are laid out in codes: none is lost or counted
 // twice, all of them found is dense attention in float64, and what is estimated is near to it.
-#include "src/context/own_codes.h"
+#include "src/session/own_codes.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/faults.h"
+#include "src/core/io/faults.h"
 #include "tests/support/failing.h"
 #include "tests/support/session_feed.h"
 #include "topkv/error.h"

@@ -1,5 +1,5 @@
 // Work that is told to stop: who learns of it, how often long work asks, and what it leaves.
-#include "src/core/stopping.h"
+#include "src/core/threads/stopping.h"
 
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/run_with_progress.h"
-#include "src/core/threads.h"
+#include "src/core/threads/run_with_progress.h"
+#include "src/core/threads/threads.h"
 #include "tests/support/stream.h"
 #include "topkv/context.h"
 #include "topkv/error.h"

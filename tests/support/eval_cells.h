@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/needle_result.h"
+#include "src/eval/run/needle_result.h"
 
 namespace topkv {
 

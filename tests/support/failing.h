@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <new>
 
-#include "src/core/faults.h"
+#include "src/core/io/faults.h"
 
 namespace test {
 

@@ -13,7 +13,7 @@
 #include <set>
 #include <vector>
 
-#include "src/core/convert.h"
+#include "src/core/math/convert.h"
 #include "topkv/key_index.h"
 
 namespace topkv::test {

@@ -1,5 +1,5 @@
-// Packed weights written and read by the layout that src/core/matrix.h describes, bit by bit, sharing
-// no code with what packs and multiplies them.
+// Packed weights written and read by the layout that src/core/math/matrix.h describes, bit by bit,
+// sharing no code with what packs and multiplies them.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "src/core/matrix.h"
+#include "src/core/math/matrix.h"
 #include "src/device/compute_device.h"
 
 namespace packed_case {
@@ -27,24 +27,24 @@ struct Case {
 /// Packings with groups of every kind: odd sizes, groups that take every width of load, whole rows.
 inline std::vector<Case> cases() {
   using topkv::Packing;
-  return {{Packing::int8, 1, 1, 1, false},       {Packing::int8, 7, 13, 13, false},
-          {Packing::int8, 33, 37, 37, true},     {Packing::int8, 129, 384, 384, false},
-          {Packing::int8, 50, 1000, 1000, true}, {Packing::int8, 19, 96, 16, true},
-          {Packing::int8, 40, 224, 32, false},   {Packing::int8, 17, 256, 64, true},
-          {Packing::int4, 1, 32, 32, true},      {Packing::int4, 3, 32, 32, false},
-          {Packing::int4, 31, 160, 32, true},    {Packing::int4, 130, 192, 64, true},
-          {Packing::int4, 65, 192, 64, false},   {Packing::int4, 97, 384, 128, true},
-          {Packing::int4, 16, 1024, 128, false}, {Packing::int4, 45, 1024, 256, true},
-          {Packing::int4, 20, 96, 96, true},     {Packing::int4, 300, 512, 512, false},
-          {Packing::int4, 33, 384, 192, true},   {Packing::int4, 9, 288, 96, false},
-          {Packing::int4, 21, 640, 160, true},   {Packing::int4, 5, 160, 160, true},
+  return {{Packing::int8, 1, 1, 1, false},           {Packing::int8, 7, 13, 13, false},
+          {Packing::int8, 33, 37, 37, true},         {Packing::int8, 129, 384, 384, false},
+          {Packing::int8, 50, 1000, 1000, true},     {Packing::int8, 19, 96, 16, true},
+          {Packing::int8, 40, 224, 32, false},       {Packing::int8, 17, 256, 64, true},
+          {Packing::int4, 1, 32, 32, true},          {Packing::int4, 3, 32, 32, false},
+          {Packing::int4, 31, 160, 32, true},        {Packing::int4, 130, 192, 64, true},
+          {Packing::int4, 65, 192, 64, false},       {Packing::int4, 97, 384, 128, true},
+          {Packing::int4, 16, 1024, 128, false},     {Packing::int4, 45, 1024, 256, true},
+          {Packing::int4, 20, 96, 96, true},         {Packing::int4, 300, 512, 512, false},
+          {Packing::int4, 33, 384, 192, true},       {Packing::int4, 9, 288, 96, false},
+          {Packing::int4, 21, 640, 160, true},       {Packing::int4, 5, 160, 160, true},
           {Packing::int4, 40, 384, 128, true, true}, {Packing::int4, 33, 160, 32, false, true},
-          {Packing::int8, 24, 192, 64, true, true}, {Packing::fp8, 33, 37, 37, false},
-          {Packing::fp8, 129, 384, 128, false},  {Packing::fp8, 19, 96, 16, false},
-          {Packing::fp8, 40, 224, 32, false},    {Packing::fp8, 17, 256, 64, false},
-          {Packing::fp8, 50, 1000, 1000, false}, {Packing::fp8, 24, 192, 64, false, true},
-          {Packing::fp4, 1, 32, 32, false},      {Packing::fp4, 31, 160, 32, false},
-          {Packing::fp4, 97, 384, 32, false},    {Packing::fp4, 65, 192, 64, false},
+          {Packing::int8, 24, 192, 64, true, true},  {Packing::fp8, 33, 37, 37, false},
+          {Packing::fp8, 129, 384, 128, false},      {Packing::fp8, 19, 96, 16, false},
+          {Packing::fp8, 40, 224, 32, false},        {Packing::fp8, 17, 256, 64, false},
+          {Packing::fp8, 50, 1000, 1000, false},     {Packing::fp8, 24, 192, 64, false, true},
+          {Packing::fp4, 1, 32, 32, false},          {Packing::fp4, 31, 160, 32, false},
+          {Packing::fp4, 97, 384, 32, false},        {Packing::fp4, 65, 192, 64, false},
           {Packing::fp4, 33, 160, 32, false, true}};
 }
 
@@ -62,7 +62,7 @@ inline const char* name_of(topkv::Packing packing) {
 }
 
 struct Packed {
-  topkv::Matrix matrix;   // data is the caller's to set
+  topkv::Matrix matrix;  // data is the caller's to set
   std::vector<std::byte> block;
   std::vector<double> values;  // [out, in]
   std::vector<double> sizes;   // |code * scale| + |offset|
@@ -113,8 +113,8 @@ inline Packed random_packed(const Case& of, unsigned seed) {
   std::uniform_int_distribution<int> code(nibbles ? -8 : -128, nibbles ? 7 : 127);
   std::normal_distribution<float> normal;
   Packed packed;
-  packed.matrix = {nullptr, topkv::DType::bf16, of.out, of.in, of.packing, of.group, of.offsets,
-                   of.order};
+  packed.matrix = {nullptr,    topkv::DType::bf16, of.out,     of.in,
+                   of.packing, of.group,           of.offsets, of.order};
   packed.block.assign(static_cast<std::size_t>(packed.matrix.bytes()), std::byte{0});
   const Layout at = layout_of(of);
   const auto put = [&](std::int64_t place, float value) {
@@ -180,7 +180,8 @@ inline RowProduct row_product(const Packed& packed, std::int64_t row, const floa
   return product;
 }
 
-/// Activations over 25 powers of two below the largest, which may be some times as large as asked for.
+/// Activations over 25 powers of two below the largest, which may be some times as large as asked
+/// for.
 inline std::vector<float> of_every_size(std::vector<float> x, float largest) {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] *= std::ldexp(largest, -static_cast<int>(i % 25));
   return x;

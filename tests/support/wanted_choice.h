@@ -1,5 +1,5 @@
-// Which entries a device is to choose by an index's stand-ins (index/stand_ins.h), in float64 and
-// from the papers' words, and how far a choice in float32 may be from that.
+// Which entries a device is to choose by an index's stand-ins (index/common/stand_ins.h), in
+// float64 and from the papers' words, and how far a choice in float32 may be from that.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 #include <set>
 #include <vector>
 
-#include "index/stand_ins.h"
-#include "src/core/convert.h"
+#include "index/common/stand_ins.h"
+#include "src/core/math/convert.h"
 
 namespace topkv::test {
 

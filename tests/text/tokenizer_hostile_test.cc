@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "src/core/json_file.h"
-#include "src/core/utf8.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/utf8.h"
 #include "src/text/added_tokens.h"
 #include "src/text/bpe.h"
 #include "src/text/normalizer.h"

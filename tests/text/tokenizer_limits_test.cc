@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/byte_allowance.h"
 #include "tests/support/long_texts.h"
 #include "tests/support/temp_directory.h"

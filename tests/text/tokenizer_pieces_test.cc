@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "src/core/serde_number.h"
+#include "src/core/format/serde_number.h"
 #include "src/text/charsmap.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

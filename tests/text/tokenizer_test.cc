@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 
 namespace topkv {
 namespace {

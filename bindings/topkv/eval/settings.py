@@ -100,7 +100,7 @@ def configuration(
         "budgets": settings.budgets,
         "samples": settings.sample_count,
         "seed": settings.seed,
-        "words": "wonderwords 3.0.1",  # src/eval/wonderwords.h: wonder_lists
+        "words": "wonderwords 3.0.1",  # src/eval/tasks/wonderwords.h: wonder_lists
         "essays": path(settings.essays) if settings.essays else "generated",
     }
     if settings.questions:

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "src/core/utf8.h"
+#include "src/core/text/utf8.h"
 #include "src/text/jinja/limits.h"
 
 namespace topkv {

@@ -9,9 +9,9 @@
 #include <set>
 #include <vector>
 
-#include "index/squeezed_index.h"
-#include "tests/support/token_stream.h"
+#include "index/methods/squeezed_index.h"
 #include "tests/gpu/vectors.h"
+#include "tests/support/token_stream.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -1,5 +1,5 @@
-// Choices of entries by what stands for keys in a device's memory (gpu/cuda_selection.h), against
-// float64.
+// Choices of entries by what stands for keys in a device's memory (gpu/entries/cuda_selection.h),
+// against float64.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "gpu/cuda_device.h"
-#include "gpu/cuda_selection.h"
-#include "index/rule_based_index.h"
+#include "gpu/device.h"
+#include "gpu/entries/cuda_selection.h"
+#include "index/common/rule_based_index.h"
 #include "tests/support/key_cases.h"
 #include "tests/support/reference.h"
 #include "tests/support/token_stream.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "gpu/handles.h"
-#include "src/core/convert.h"
+#include "gpu/runtime/handles.h"
+#include "src/core/math/convert.h"
 #include "src/device/compute_device.h"
 #include "tests/support/needs_gpu.h"
 #include "tests/support/reference.h"

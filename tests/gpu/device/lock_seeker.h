@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/core/faults.h"
+#include "src/core/io/faults.h"
 #include "src/device/compute_device.h"
 
 namespace test {

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <vector>
 
-#include "gpu/cuda_device.h"
-#include "src/core/faults.h"
+#include "gpu/device.h"
+#include "src/core/io/faults.h"
 #include "tests/gpu/device/lock_seeker.h"
-#include "tests/support/session_feed.h"
 #include "tests/gpu/vectors.h"
+#include "tests/support/session_feed.h"
 #include "topkv/error.h"
 #include "topkv/session.h"
 

@@ -15,11 +15,11 @@
 #include <thread>
 #include <vector>
 
-#include "src/core/convert.h"
-#include "src/model/safetensors.h"
+#include "src/core/math/convert.h"
+#include "src/model/weights/safetensors.h"
 #include "tests/support/bundled_model.h"
-#include "tests/support/token_stream.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/token_stream.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -147,13 +147,38 @@ TEST_P(ModelParity, LogitsThroughASessionThatRetrievesEveryRowAreTheSame) {
 
 std::vector<Variant> variants() {
   std::vector<Variant> all;
-  for (const char* name : {"llama-bias-head64", "llama3-head80", "qwen2-head96", "qwen3-head128",
-                           "mistral-window-head256", "phi3-head64", "glm", "glm4", "olmo2",
-                           "smollm3", "gemma2", "gemma3", "qwen3-chunks", "gptq-llama", "gptq-phi3", "awq-qwen2",
-                           "w4a16-llama", "w8-qwen3", "fp8-qwen3", "gguf-llama", "gguf-llama-small",
-                           "gguf-qwen2", "gguf-qwen3", "qwen3-moe", "qwen3-moe-window",
-                           "qwen3-moe-chunks", "mixtral", "gpt-oss", "gptq-qwen3-moe",
-                           "fp8-qwen3-moe", "mxfp4-gpt-oss", "needle-14m"}) {
+  for (const char* name : {"llama-bias-head64",
+                           "llama3-head80",
+                           "qwen2-head96",
+                           "qwen3-head128",
+                           "mistral-window-head256",
+                           "phi3-head64",
+                           "glm",
+                           "glm4",
+                           "olmo2",
+                           "smollm3",
+                           "gemma2",
+                           "gemma3",
+                           "qwen3-chunks",
+                           "gptq-llama",
+                           "gptq-phi3",
+                           "awq-qwen2",
+                           "w4a16-llama",
+                           "w8-qwen3",
+                           "fp8-qwen3",
+                           "gguf-llama",
+                           "gguf-llama-small",
+                           "gguf-qwen2",
+                           "gguf-qwen3",
+                           "qwen3-moe",
+                           "qwen3-moe-window",
+                           "qwen3-moe-chunks",
+                           "mixtral",
+                           "gpt-oss",
+                           "gptq-qwen3-moe",
+                           "fp8-qwen3-moe",
+                           "mxfp4-gpt-oss",
+                           "needle-14m"}) {
     for (const char* device : {"cpu", "cuda"}) all.push_back({device, name});
   }
   return all;
@@ -188,8 +213,8 @@ TEST(CudaModel, LogitsOfTheBundledModelAreThoseOfTheHost) {
   expect_close(cuda.logits(tokens), host.logits(tokens), host.config(), "needle-14m, 600 tokens");
 }
 
-// Both round the weights alike; the device rounds operands to bf16, and rows that it unpacks for many
-// tokens, which adds as much again.
+// Both round the weights alike; the device rounds operands to bf16, and rows that it unpacks for
+// many tokens, which adds as much again.
 TEST(CudaModel, LogitsWithRoundedWeightsAreThoseOfTheHost) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
@@ -290,7 +315,9 @@ TEST(CudaModel, RoundedWeightsTakeWhatWasPlanned) {
     EXPECT_LE(device.memory().used - before, planned) << name_of(weights);
     if (weights == WeightFormat::stored) stored = plan.weights_bytes;
     const double share = static_cast<double>(plan.weights_bytes) / static_cast<double>(stored);
-    const double bound = weights == WeightFormat::stored ? 1.0 : weights == WeightFormat::int8 ? 0.52 : 0.36;
+    const double bound = weights == WeightFormat::stored ? 1.0
+                         : weights == WeightFormat::int8 ? 0.52
+                                                         : 0.36;
     EXPECT_LE(share, bound);
   }
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/cudnn_attention.h"
+#include "gpu/attention/cudnn_attention.h"
 #include "tests/gpu/failing/fail_each.h"
 #include "tests/gpu/failing/failing_calls.h"
 #include "tests/support/session_feed.h"

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "gpu/attention.h"
+#include "gpu/attention/attention.h"
 #include "tests/gpu/kernels/device_array.h"
 #include "tests/support/reference.h"
 #include "topkv/types.h"

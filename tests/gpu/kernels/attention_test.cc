@@ -1,5 +1,5 @@
-// gpu/attention.h against attention in float64, over shapes at the edges of its tiles.
-#include "gpu/attention.h"
+// gpu/attention/attention.h against attention in float64, over shapes at the edges of its tiles.
+#include "gpu/attention/attention.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Choices among scores on the device (gpu/selection.h), against float64.
+// Choices among scores on the device (gpu/entries/selection.h), against float64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "gpu/selection.h"
+#include "gpu/entries/selection.h"
 #include "tests/gpu/kernels/choices.h"
 #include "tests/gpu/kernels/device_array.h"
 #include "tests/support/needs_gpu.h"

@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "gpu/selection.h"
+#include "gpu/entries/selection.h"
 
 namespace test {
 

@@ -1,5 +1,5 @@
 // Spherical k-means on the device, step by step against float64 and as a whole beside FAISS's.
-#include "gpu/clustering.h"
+#include "gpu/build/clustering.h"
 
 #include <cuda_fp16.h>
 #include <gtest/gtest.h>
@@ -16,11 +16,11 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/cuda_device.h"
-#include "index/faiss_clustering.h"
+#include "gpu/device.h"
+#include "index/lists/faiss_clustering.h"
 #include "tests/gpu/kernels/device_array.h"
-#include "tests/support/token_stream.h"
 #include "tests/gpu/vectors.h"
+#include "tests/support/token_stream.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {

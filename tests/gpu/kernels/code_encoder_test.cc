@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "gpu/cuda_device.h"
-#include "index/code_tail.h"
-#include "index/codes_index.h"
+#include "gpu/device.h"
+#include "index/codes/code_tail.h"
+#include "index/codes/codes_index.h"
 #include "tests/gpu/faults_guard.h"
 #include "tests/support/session_feed.h"
 #include "topkv/error.h"

@@ -1,4 +1,6 @@
 // Scans over a context's codes on a device, against float64 of what the codes stand for.
+#include "gpu/codes/codes.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,11 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/cuda_codes.h"
-#include "gpu/cuda_device.h"
-#include "index/code_tail.h"
-#include "index/codes_index.h"
-#include "src/context/codes_on_device.h"
+#include "gpu/device.h"
+#include "index/codes/code_tail.h"
+#include "index/codes/codes_index.h"
+#include "src/session/codes_on_device.h"
 #include "tests/gpu/kernels/device_array.h"
 #include "tests/support/session_feed.h"
 

@@ -1,5 +1,5 @@
-// gpu/cudnn_attention.h against attention in float64.
-#include "gpu/cudnn_attention.h"
+// gpu/attention/cudnn_attention.h against attention in float64.
+#include "gpu/attention/cudnn_attention.h"
 
 #include <gtest/gtest.h>
 

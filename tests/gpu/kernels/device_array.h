@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gpu/handles.h"
+#include "gpu/runtime/handles.h"
 
 namespace topkv::gpu {
 

@@ -2,7 +2,7 @@
 //
 // u is float32's unit roundoff, 2^-24, and v bf16's, 2^-8: the most that one rounding errs by,
 // relative to the result.
-#include "gpu/elementwise.h"
+#include "gpu/network/elementwise.h"
 
 #include <gtest/gtest.h>
 
@@ -251,9 +251,8 @@ TEST(RowKernels, AddNormAddsWhatRmsNormGives) {
       for (std::int64_t i = 0; i < shape.width; ++i) {
         const std::int64_t at = row * shape.width + i;
         const double normed = from[at] * scale * weight[i];
-        const double tolerance =
-            std::abs(normed) * (static_cast<double>(shape.width) / 2 + 8) * u +
-            (std::abs(x[at] + normed) + std::abs(normed)) * u;
+        const double tolerance = std::abs(normed) * (static_cast<double>(shape.width) / 2 + 8) * u +
+                                 (std::abs(x[at] + normed) + std::abs(normed)) * u;
         ASSERT_NEAR(got[at], x[at] + normed, tolerance) << at;
       }
     }

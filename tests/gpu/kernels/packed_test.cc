@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "src/core/convert.h"
+#include "src/core/math/convert.h"
 #include "src/device/compute_device.h"
 #include "tests/support/needs_gpu.h"
 #include "tests/support/packed_case.h"
@@ -52,11 +52,10 @@ class PackedOnCuda : public testing::Test {
 
   /// out = x W^T (+ before) for random values; rounded: weights may be rounded to bf16 on the way.
   void expect_product(const packed_case::Case& of, std::int64_t tokens, bool accumulate) {
-    SCOPED_TRACE(testing::Message() << tokens << " tokens, [" << of.out << ", " << of.in << "], "
-                                    << packed_case::name_of(of.packing)
-                                    << " in groups of " << of.group
-                                    << (of.offsets ? " with offsets" : "")
-                                    << (accumulate ? ", added" : ""));
+    SCOPED_TRACE(testing::Message()
+                 << tokens << " tokens, [" << of.out << ", " << of.in << "], "
+                 << packed_case::name_of(of.packing) << " in groups of " << of.group
+                 << (of.offsets ? " with offsets" : "") << (accumulate ? ", added" : ""));
     packed_case::Packed packed = packed_case::random_packed(of, 1);
     const Buffer block = packed_case::put(*device_, packed);
     const auto x = reference::random_bf16(tokens * of.in, 2);
@@ -65,9 +64,9 @@ class PackedOnCuda : public testing::Test {
     const Buffer result = put(before);
     device_->matmul(packed.matrix, inputs.data(), tokens, accumulate, result.floats());
     const auto got = get(result, tokens * of.out);
-    // Straight from the codes: codes and inputs are exact in bf16, so products are exact in float32;
-    // sums err by u for each input, or twice that where tensor cores cut off instead of rounding,
-    // scales and offsets by a few. Unpacked weights are rounded to bf16 first, by v.
+    // Straight from the codes: codes and inputs are exact in bf16, so products are exact in
+    // float32; sums err by u for each input, or twice that where tensor cores cut off instead of
+    // rounding, scales and offsets by a few. Unpacked weights are rounded to bf16 first, by v.
     const double each =
         2 * static_cast<double>(of.in + 16) * u +
         (tokens > most_straight || (of.packing == Packing::fp4 && tokens > 2) ? v : 0);
@@ -121,14 +120,15 @@ TEST_F(PackedOnCuda, ProductsOfLargeWeightsMatchFloat64) {
   }
 }
 
-// Inputs of a few tokens are met as integers or float16 that share an exponent: far from the largest
-// they are still there, and what is not finite is not hidden.
+// Inputs of a few tokens are met as integers or float16 that share an exponent: far from the
+// largest they are still there, and what is not finite is not hidden.
 TEST_F(PackedOnCuda, InputsOfEverySizeCount) {
   TOPKV_NEEDS_GPU();
   open();
-  for (const packed_case::Case& of :
-       {packed_case::Case{Packing::int8, 33, 384, 384, false}, {Packing::int4, 33, 384, 128, true},
-        {Packing::fp8, 33, 384, 128, false}, {Packing::fp4, 33, 384, 32, false}}) {
+  for (const packed_case::Case& of : {packed_case::Case{Packing::int8, 33, 384, 384, false},
+                                      {Packing::int4, 33, 384, 128, true},
+                                      {Packing::fp8, 33, 384, 128, false},
+                                      {Packing::fp4, 33, 384, 32, false}}) {
     packed_case::Packed packed = packed_case::random_packed(of, 9);
     const Buffer block = packed_case::put(*device_, packed);
     const Buffer out = put(std::vector<float>(static_cast<std::size_t>(of.out)));
@@ -147,15 +147,15 @@ TEST_F(PackedOnCuda, InputsOfEverySizeCount) {
       for (std::int64_t o = 0; o < of.out; ++o) {
         const auto want = packed_case::row_product(packed, o, x.data());
         // What is no normal float may be lost.
-        ASSERT_NEAR(got[o], want.sum,
-                    2 * static_cast<double>(of.in + 16) * u * want.size + rounding * want.weights +
-                        1e-37)
+        ASSERT_NEAR(
+            got[o], want.sum,
+            2 * static_cast<double>(of.in + 16) * u * want.size + rounding * want.weights + 1e-37)
             << o;
       }
     }
-    for (const float bad : {std::numeric_limits<float>::infinity(),
-                            -std::numeric_limits<float>::infinity(),
-                            std::numeric_limits<float>::quiet_NaN()}) {
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+          std::numeric_limits<float>::quiet_NaN()}) {
       auto x = reference::random_bf16(of.in, 11);
       x[200] = bad;
       for (const float value : product(x)) EXPECT_FALSE(std::isfinite(value)) << bad;
@@ -166,8 +166,8 @@ TEST_F(PackedOnCuda, InputsOfEverySizeCount) {
 TEST_F(PackedOnCuda, InputsThatAreNotAlignedAreReadAsTheyAre) {
   TOPKV_NEEDS_GPU();
   open();
-  for (const packed_case::Case& of :
-       {packed_case::Case{Packing::int4, 40, 256, 128, true}, {Packing::int8, 40, 256, 256, false}}) {
+  for (const packed_case::Case& of : {packed_case::Case{Packing::int4, 40, 256, 128, true},
+                                      {Packing::int8, 40, 256, 256, false}}) {
     packed_case::Packed packed = packed_case::random_packed(of, 5);
     const Buffer block = packed_case::put(*device_, packed);
     auto x = reference::random_bf16(of.in + 1, 6);
@@ -195,9 +195,8 @@ TEST_F(PackedOnCuda, ARecordedProductGivesWhatItGaveAtOnce) {
   std::unique_ptr<Recording> recording;
   for (int i = 0; i < 3; ++i) {
     device_->copy_in(std::vector<float>(want.size(), 7.0F).data(), of.out * 4, out.data());
-    device_->replay(recording, [&] {
-      device_->matmul(packed.matrix, inputs.data(), 1, false, out.floats());
-    });
+    device_->replay(recording,
+                    [&] { device_->matmul(packed.matrix, inputs.data(), 1, false, out.floats()); });
     EXPECT_EQ(get(out, of.out), want) << i;
   }
 }

@@ -1,5 +1,5 @@
-// Squeezed Attention of a question on the device (gpu/question.h), against float64.
-#include "gpu/question.h"
+// Squeezed Attention of a question on the device (gpu/bench/question.h), against float64.
+#include "gpu/bench/question.h"
 
 #include <cuda_bf16.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Rows in q8 and q4 on a device: the kernels against the host's encoder bit for bit, and prefills
 // and sessions over such rows against float64.
-#include "gpu/row_blocks.h"
+#include "gpu/attention/row_blocks.h"
 
 #include <gtest/gtest.h>
 
@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "src/core/convert.h"
-#include "src/core/key_bias.h"
-#include "src/core/row_format.h"
+#include "src/core/math/convert.h"
+#include "src/core/math/key_bias.h"
+#include "src/core/math/row_format.h"
 #include "tests/gpu/kernels/device_array.h"
+#include "tests/support/key_bias.h"
 #include "tests/support/needs_gpu.h"
 #include "tests/support/session_feed.h"
-#include "tests/support/key_bias.h"
 #include "topkv/session.h"
 
 namespace topkv::gpu {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "gpu/elementwise.h"
+#include "gpu/network/elementwise.h"
 #include "tests/gpu/kernels/device_array.h"
 #include "tests/support/needs_gpu.h"
 #include "tests/support/reference.h"

@@ -1,5 +1,5 @@
-// Selection methods on the device (gpu/selection.h), against float64 and plain loops.
-#include "gpu/selection.h"
+// Selection methods on the device (gpu/entries/selection.h), against float64 and plain loops.
+#include "gpu/entries/selection.h"
 
 #include <cuda_bf16.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/handles.h"
+#include "gpu/runtime/handles.h"
 #include "tests/gpu/faults_guard.h"
 #include "tests/support/session_feed.h"
 #include "topkv/error.h"

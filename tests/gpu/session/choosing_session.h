@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/core/faults.h"
+#include "src/core/io/faults.h"
 #include "tests/support/session_feed.h"
 #include "topkv/session.h"
 

@@ -1,0 +1,297 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "gpu/attention/attention.h"
+#include "gpu/attention/attention_kernel.cuh"
+#include "gpu/attention/attention_parts.cuh"
+#include "gpu/attention/merge_weights.cuh"
+#include "gpu/runtime/handles.h"
+#include "gpu/runtime/kernel_architecture.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr float log2_e = 1.44269504F;
+constexpr std::int64_t max_rows = std::int64_t{1} << 30;  // positions are 32-bit in the kernel
+constexpr unsigned max_cluster_blocks = 8;                // that every device with clusters grants
+
+/// Two elements of the result at `at`, over what is there or merged into it.
+__device__ __forceinline__ void store_pair(const AttentionTask& task, std::int64_t at, float x,
+                                           float y, const Weights& weights) {
+  auto* to = reinterpret_cast<float2*>(task.out + at);
+  if (task.merge) {
+    const float2 before = *to;
+    x = weights.before * before.x + weights.now * x;
+    y = weights.before * before.y + weights.now * y;
+  }
+  *to = make_float2(x, y);
+}
+
+template <class T>
+__device__ __forceinline__ void store_rows(const AttentionTask& task, const RowTile& rows,
+                                           const Running<T>& running) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + f * 16 + half * 8 + lane / 4;
+      const bool valid = row < rows.rows;
+      const std::int64_t head = rows.head_index(valid ? row : 0, task);
+      const float sum = running.sum[f][half];
+      const float lse = row_lse(task, running.max[f][half], sum);
+      const float inverse = sum > 0.0F ? 1.0F / sum : 0.0F;
+      const Weights weights = merge_weights(task.merge ? task.lse[head] : -INFINITY, lse);
+      __syncwarp();  // the four lanes of a row have read the old lse before one writes the new
+      if (!valid) continue;
+#pragma unroll
+      for (int d = 0; d < T::head_dim / 8; ++d) {
+        store_pair(task, head * T::head_dim + d * 8 + lane % 4 * 2,
+                   running.out[f][d][half * 2] * inverse, running.out[f][d][half * 2 + 1] * inverse,
+                   weights);
+      }
+      if (lane % 4 == 0) task.lse[head] = weights.lse;
+    }
+  }
+}
+
+/// Merges the partials of the block's warps, then those of the cluster's blocks, and writes the
+/// result. A row is merged by one warp of one block.
+template <class T>
+__device__ __forceinline__ void merge_and_store(const AttentionTask& task, const RowTile& rows,
+                                                const Running<T>& running, float* partials,
+                                                int rank, int ranks) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  __syncthreads();  // all are done with K and V
+  write_partial<T>(running, partials + warp * T::partial_floats);
+  __syncthreads();
+
+  float* block_partial = partials + T::key_warps * T::partial_floats;
+  for (int row = warp; row < T::tile_rows; row += T::key_warps) {
+    const auto of_warp = [&](int i) { return partials + i * T::partial_floats; };
+    const RowMerge<T, decltype(of_warp)> merged(of_warp, T::key_warps, row, task.scale_log2);
+    for (int begin = 0; begin < T::head_dim; begin += 128) {
+      const int column = begin + lane * 4;
+      const float4 sums = merged.sums(column);
+      if (column < T::head_dim)
+        *reinterpret_cast<float4*>(block_partial + row * T::sum_stride + column) = sums;
+    }
+    if (lane == 0) {
+      float* max = block_partial + T::tile_rows * T::sum_stride;
+      max[row] = merged.max;
+      max[T::tile_rows + row] = merged.weight;
+    }
+  }
+
+#if __CUDA_ARCH__ >= 900
+  const auto cluster = cooperative_groups::this_cluster();
+  const auto sync = [&] { cluster.sync(); };
+  const auto of_rank = [&](int i) {
+    return cluster.map_shared_rank(block_partial, static_cast<unsigned>(i));
+  };
+#else
+  const auto sync = [] { __syncthreads(); };
+  const auto of_rank = [&](int) { return block_partial; };
+#endif
+  sync();
+  for (int row = rank * T::key_warps + warp; row < rows.rows; row += ranks * T::key_warps) {
+    const RowMerge<T, decltype(of_rank)> merged(of_rank, ranks, row, task.scale_log2);
+    const std::int64_t head = rows.head_index(row, task);
+    const float lse = row_lse(task, merged.max, merged.weight);
+    const float inverse = merged.weight > 0.0F ? 1.0F / merged.weight : 0.0F;
+    const Weights weights = merge_weights(task.merge ? task.lse[head] : -INFINITY, lse);
+    __syncwarp();  // all lanes have read the old lse before one writes the new
+    for (int begin = 0; begin < T::head_dim; begin += 128) {
+      const int column = begin + lane * 4;
+      const float4 sums = merged.sums(column);
+      if (column >= T::head_dim) continue;
+      const std::int64_t at = head * T::head_dim + column;
+      store_pair(task, at, sums.x * inverse, sums.y * inverse, weights);
+      store_pair(task, at + 2, sums.z * inverse, sums.w * inverse, weights);
+    }
+    if (lane == 0) task.lse[head] = weights.lse;
+  }
+  sync();  // no block ends while another reads its partial
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
+    attention_kernel(const __grid_constant__ AttentionTask task) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  // The last rows of a causal block see the most keys: they begin first.
+  const std::int64_t first_row =
+      static_cast<std::int64_t>(gridDim.x - 1 - blockIdx.x) * T::tile_rows;
+  RowTile rows;
+  rows.token = static_cast<int>(first_row / task.group);
+  rows.head = static_cast<int>(first_row % task.group);
+  rows.kv_head = static_cast<int>(blockIdx.y);
+  rows.rows = static_cast<int>(min(task.rows - first_row, static_cast<std::int64_t>(T::tile_rows)));
+
+  Running<T> running;
+  if constexpr (T::splits_keys) {
+    const int rank = static_cast<int>(blockIdx.z);
+    const int ranks = static_cast<int>(gridDim.z);
+    run_tiles<T>(task, rows, shared_address(shared), rank, ranks, running);
+    sum_lanes<T>(running);
+    merge_and_store<T>(task, rows, running, reinterpret_cast<float*>(shared + T::query_bytes), rank,
+                       ranks);
+  } else {
+    run_tiles<T>(task, rows, shared_address(shared), 0, 1, running);
+    sum_lanes<T>(running);
+    store_rows<T>(task, rows, running);
+  }
+}
+
+/// Prepares the kernel for the current device.
+template <class T>
+void prepare_kernel() {
+  // A thread does so once for each device that it turns to: this takes as long as a launch.
+  thread_local int prepared_for = -1;
+  int device = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  if (device == prepared_for) return;
+  TOPKV_CUDA(cudaFuncSetAttribute(attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  T::shared_bytes));
+  prepared_for = device;
+}
+
+/// How many blocks share the key tiles of a row tile: a cluster's.
+template <class T>
+unsigned cluster_blocks(const AttentionTask& task) {
+  const int tiles = (task.count + T::tile_keys - 1) / T::tile_keys;
+  unsigned blocks = 1;
+  while (blocks < max_cluster_blocks && 2 * blocks <= static_cast<unsigned>(tiles)) blocks *= 2;
+  return blocks;
+}
+
+template <class T>
+void launch(const AttentionTask& task, std::int64_t kv_heads, cudaStream_t stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = 1;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z =
+      T::splits_keys && kernel_architecture() >= 90 ? cluster_blocks<T>(task) : 1;
+  prepare_kernel<T>();
+
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>((task.rows + T::tile_rows - 1) / T::tile_rows),
+                        static_cast<unsigned>(kv_heads), attribute.val.clusterDim.z);
+  config.blockDim = dim3(T::threads);
+  config.dynamicSmemBytes = T::shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = attribute.val.clusterDim.z > 1 ? 1 : 0;
+  TOPKV_CUDA(cudaLaunchKernelEx(&config, attention_kernel<T>, task));
+}
+
+/// Up to this many rows the keys of a tile are split, not the rows.
+constexpr std::int64_t few_rows = 64;
+
+/// Tile sizes are what registers (two or three blocks of four warps per SM) and 99 KiB allow.
+void launch(const AttentionTask& task, std::int64_t head_dim, std::int64_t kv_heads,
+            cudaStream_t stream) {
+  const bool few = task.rows <= few_rows;
+  switch (head_dim) {
+    case 64:
+      return few ? launch<AttentionTiling<64, 1, 1, 4, 64, 2>>(task, kv_heads, stream)
+                 : launch<AttentionTiling<64, 2, 4, 1, 64, 3>>(task, kv_heads, stream);
+    case 80:
+      return few ? launch<AttentionTiling<80, 1, 1, 4, 64, 2>>(task, kv_heads, stream)
+                 : launch<AttentionTiling<80, 2, 4, 1, 64, 2>>(task, kv_heads, stream);
+    case 96:
+      return few ? launch<AttentionTiling<96, 1, 1, 4, 64, 2>>(task, kv_heads, stream)
+                 : launch<AttentionTiling<96, 2, 4, 1, 64, 2>>(task, kv_heads, stream);
+    case 128:
+      return few ? launch<AttentionTiling<128, 1, 1, 4, 64, 2>>(task, kv_heads, stream)
+                 : launch<AttentionTiling<128, 2, 4, 1, 64, 2>>(task, kv_heads, stream);
+    default:
+      return few ? launch<AttentionTiling<256, 1, 1, 2, 32, 2>>(task, kv_heads, stream)
+                 : launch<AttentionTiling<256, 1, 4, 1, 32, 2>>(task, kv_heads, stream);
+  }
+}
+
+int clamped(std::int64_t position) {
+  return static_cast<int>(std::clamp(position, -max_rows, max_rows));
+}
+
+float cap_rate(const AttentionQueries& queries) {
+  return queries.softcap > 0 ? 2 * log2_e * queries.scale / queries.softcap : 0.0F;
+}
+
+void check(const AttentionQueries& queries, const DeviceRows& rows) {
+  if (!attention_supports(queries.head_dim)) {
+    throw Unsupported("CUDA attention: head_dim is " + std::to_string(queries.head_dim) +
+                      ", expected 64, 80, 96, 128 or 256");
+  }
+  if (queries.kv_heads <= 0 || queries.kv_heads > 65535 ||
+      queries.q_heads % queries.kv_heads != 0) {
+    throw InvalidArgument("CUDA attention: " + std::to_string(queries.q_heads) +
+                          " query heads cannot share " + std::to_string(queries.kv_heads) +
+                          " KV heads, expected a multiple of 1 to 65535");
+  }
+  if (!(queries.scale > 0)) {
+    throw InvalidArgument("CUDA attention: scale is " + std::to_string(queries.scale) +
+                          ", expected more than 0");
+  }
+  if (!(queries.softcap >= 0) || std::isinf(2 * queries.softcap / queries.scale) ||
+      std::isinf(cap_rate(queries))) {
+    throw InvalidArgument("CUDA attention: softcap is " + std::to_string(queries.softcap) +
+                          ", expected 0 or a number that float32 can divide by and multiply with");
+  }
+  if (rows.count > max_rows || queries.tokens >= max_rows || rows.split < 0) {
+    throw InvalidArgument("CUDA attention: " + std::to_string(rows.count) + " rows, split at " +
+                          std::to_string(rows.split) + ", for " + std::to_string(queries.tokens) +
+                          " tokens, expected at most " + std::to_string(max_rows) +
+                          " of each and a split of 0 or more");
+  }
+}
+
+}  // namespace
+
+bool attention_supports(std::int64_t head_dim) {
+  return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+}
+
+void attend(const AttentionQueries& queries, const DeviceRows& rows,
+            const DeviceVisibility& visible, const DevicePartial& partial, Into into,
+            cudaStream_t stream) {
+  check(queries, rows);
+  if (queries.tokens <= 0 || queries.q_heads == 0) return;
+  if (rows.count <= 0 && into == Into::merge) return;
+  const std::int64_t group = queries.q_heads / queries.kv_heads;
+  const std::int64_t ahead = queries.first - rows.first;  // of token 0 relative to row 0
+
+  AttentionTask task{};
+  task.queries = queries.data;
+  task.keys = rows.keys;
+  task.values = rows.values;
+  task.out = partial.out;
+  task.lse = partial.lse;
+  task.head_stride = rows.head_stride;
+  task.keys_behind = rows.keys_behind;
+  task.values_behind = rows.values_behind;
+  task.stride_behind = rows.stride_behind;
+  task.rows = queries.tokens * group;
+  task.group = static_cast<int>(group);
+  task.q_heads = static_cast<int>(queries.q_heads);
+  task.count = static_cast<int>(std::max<std::int64_t>(rows.count, 0));
+  task.split = static_cast<int>(std::min(rows.split, max_rows));
+  task.end = clamped(visible.causal ? ahead + 1 : max_rows);
+  task.begin = clamped(visible.window > 0 ? ahead - visible.window + 1 : -max_rows);
+  task.sinks = clamped(visible.window > 0 ? std::max<std::int64_t>(visible.sinks - rows.first, 0)
+                                          : max_rows);
+  task.scale = queries.scale;
+  task.scale_log2 = queries.scale * log2_e;
+  task.cap = queries.softcap / queries.scale;
+  task.cap_rate = cap_rate(queries);
+  task.merge = into == Into::merge;
+  launch(task, queries.head_dim, queries.kv_heads, stream);
+}
+
+}  // namespace topkv::gpu

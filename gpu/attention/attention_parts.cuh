@@ -1,0 +1,82 @@
+// Partials of the warps and blocks of an attention kernel (attention_kernel.cuh) in memory, and
+// what they are together.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/attention/attention_kernel.cuh"
+
+namespace topkv::gpu {
+
+/// Of a row whose scores' maximum is max and whose weights' sum relative to it is sum.
+__device__ __forceinline__ float row_lse(const AttentionTask& task, float max, float sum) {
+  return sum > 0.0F ? max * task.scale + logf(sum) : -INFINITY;
+}
+
+template <class T>
+__device__ __forceinline__ void write_partial(const Running<T>& running, float* partial) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + half * 8;
+#pragma unroll
+    for (int d = 0; d < T::head_dim / 8; ++d) {
+      *reinterpret_cast<float2*>(partial + row * T::sum_stride + d * 8 + lane % 4 * 2) =
+          make_float2(running.out[0][d][half * 2], running.out[0][d][half * 2 + 1]);
+    }
+    if (lane % 4 == 0) {
+      float* max = partial + T::tile_rows * T::sum_stride;
+      max[row] = running.max[0][half];
+      max[T::tile_rows + row] = running.sum[0][half];
+    }
+  }
+}
+
+/// Four columns of one row of several partials together. Each lane of a warp knows the maximum and
+/// the weight of one partial; partial(i): where partial i lies.
+template <class T, class Partial>
+struct RowMerge {
+  Partial partial;
+  int count;
+  int row;
+  float max;     ///< of all
+  float weight;  ///< of all, relative to max
+  float factor;  ///< of partial number lane
+
+  __device__ __forceinline__ RowMerge(Partial partial_, int count_, int row_, float scale_log2)
+      : partial(partial_), count(count_), row(row_) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float own_max = -INFINITY;
+    float own_weight = 0.0F;
+    if (lane < count) {
+      const float* maxima = partial(lane) + T::tile_rows * T::sum_stride;
+      own_max = maxima[row];
+      own_weight = maxima[T::tile_rows + row];
+    }
+    max = own_max;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+      max = fmaxf(max, __shfl_xor_sync(0xffffffffU, max, step));
+    factor = max == -INFINITY ? 0.0F : exp2_fast((own_max - max) * scale_log2);
+    weight = factor * own_weight;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) weight += __shfl_xor_sync(0xffffffffU, weight, step);
+  }
+
+  /// By all lanes of the warp; column: below head_dim where the result is used.
+  __device__ __forceinline__ float4 sums(int column) const {
+    float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    for (int i = 0; i < count; ++i) {
+      const float f = __shfl_sync(0xffffffffU, factor, i);
+      if (column >= T::head_dim) continue;
+      const float4 x = *reinterpret_cast<const float4*>(partial(i) + row * T::sum_stride + column);
+      total.x += f * x.x;
+      total.y += f * x.y;
+      total.z += f * x.z;
+      total.w += f * x.w;
+    }
+    return total;
+  }
+};
+
+}  // namespace topkv::gpu

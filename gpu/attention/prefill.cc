@@ -1,0 +1,512 @@
+#include "gpu/attention/prefill.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "gpu/attention/attention.h"
+#include "gpu/attention/cudnn_attention.h"
+#include "gpu/attention/row_blocks.h"
+#include "gpu/attention/row_stream.h"
+#include "gpu/device.h"
+#include "gpu/network/elementwise.h"
+#include "gpu/runtime/faults.h"
+#include "gpu/runtime/page_lock.h"
+#include "src/attention/chunk_passes.h"
+#include "src/core/io/faults.h"
+#include "src/core/math/row_format.h"
+#include "src/device/pieces.h"
+#include "src/store/row_store.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr std::int64_t largest_tile = 32768;        // rows
+constexpr std::int64_t cudnn_workspace = 32 << 20;  // bytes; shapes that want more are not for it
+constexpr std::int64_t cudnn_chunk = 1024;  // tokens from which on its launches and merges pay
+constexpr std::int64_t in_flight = 2;       // chunks whose rows are on their way at a time
+
+/// Rows of a tile: large enough that a copy takes less time than the chunk's attention over it.
+std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
+  std::int64_t longest = 64;
+  for (const CausalWindow& window : visible) {
+    longest = std::max(longest,
+                       window.window == 0 ? largest_tile : std::max(window.window, window.sinks));
+  }
+  return std::min({longest, largest_tile, std::max<std::int64_t>(1024, 4 * chunk)});
+}
+
+/// Whether cuDNN is for these sizes; it does not cap scores.
+bool for_cudnn(const AttentionShape& shape, std::int64_t chunk) {
+  return chunk >= cudnn_chunk && shape.softcap == 0;
+}
+
+/// Queries that a token has.
+std::int64_t forms(const AttentionShape& shape) { return shape.chunk_len > 0 ? query_forms : 1; }
+
+/// What a chunk reports: a word per layer for K and V, and one for q.
+std::int64_t bad_words(const AttentionShape& shape) { return 2 * shape.layers; }
+
+/// Pieces of device memory, one behind the other.
+struct Layout {
+  std::int64_t queries, lse, packed, blocks, channels, bias, tiles, bad, cudnn_out, cudnn_lse,
+      workspace, total;
+
+  Layout(const AttentionShape& shape, KvDType rows, std::int64_t chunk, std::int64_t tile) {
+    Pieces pieces;
+    const std::int64_t row = shape.head_dim * bytes_of(DType::bf16);
+    queries = pieces.place(forms(shape) * chunk * shape.q_heads * row);
+    lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
+    packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
+    const bool blocked = in_blocks(rows.keys);
+    blocks = pieces.place(
+        blocked ? in_flight * shape.kv_heads * chunk * rows.row_bytes(shape.head_dim) : 0);
+    const std::int64_t scales =
+        blocked ? shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32) : 0;
+    channels = pieces.place(scales);
+    bias = pieces.place(3 * scales);
+    tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, rows, tile));
+    bad = pieces.place(in_flight * bad_words(shape) * 8);
+    const bool cudnn = for_cudnn(shape, chunk);
+    cudnn_out = pieces.place(cudnn ? chunk * shape.q_heads * row : 0);
+    cudnn_lse = pieces.place(cudnn ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
+    workspace = pieces.place(cudnn ? cudnn_workspace : 0);
+    total = pieces.used();
+  }
+};
+
+class CudaPrefill final : public DevicePrefill {
+ public:
+  CudaPrefill(CudaDevice& device, const AttentionShape& shape, const PrefillVisibility& visible,
+              std::int64_t chunk, RowStore& store)
+      : compute_(device.compute_stream()),
+        shape_(shape),
+        visible_(visible),
+        chunk_(chunk),
+        store_(store),
+        tile_(tile_rows(visible, chunk)),
+        layout_(shape, store.dtype(), chunk, tile_),
+        memory_(device.allocate(layout_.total, "prefill")),
+        cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
+        tiles_(shape.kv_heads, shape.head_dim, store.dtype(), tile_,
+               memory_.data() + layout_.tiles),
+        bad_(in_flight * bad_words(shape) * 8),
+        given_(static_cast<std::size_t>(shape.layers), 0),
+        rows_out_(static_cast<std::size_t>(shape.layers)) {
+    if (!attention_supports(shape.head_dim)) {
+      throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
+                                    shape.head_dim));
+    }
+    if (!device.takes_rows(store.dtype())) {
+      throw Unsupported(
+          fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
+                      store.dtype().name()));
+    }
+    if (blocked()) {
+      device.copy_in(store.channels(0),
+                     shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32),
+                     memory_.data() + layout_.channels);
+    }
+    if (store.bias(0) != nullptr) {
+      device.copy_in(store.bias(0),
+                     shape.layers * shape.kv_heads * 3 * shape.head_dim * bytes_of(DType::f32),
+                     memory_.data() + layout_.bias);
+    }
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      given_[static_cast<std::size_t>(layer)] = store.size(layer);
+    }
+    make_plans();
+    if (!store.keeps()) {
+      const Region& rows = store.whole_region();
+      store.keep(page_lock(rows.data(), rows.bytes()));
+    }
+  }
+
+  ~CudaPrefill() override { wait_for_streams(); }  // copies into the store may be under way
+
+  void attend(const AttentionStep& step) override {
+    if (reinterpret_cast<std::uintptr_t>(step.out) % alignof(float2) != 0) {
+      throw InvalidArgument("attend: the address of out must be a multiple of 8 bytes");
+    }
+    try {
+      take_step(step);
+    } catch (...) {
+      // What was begun for this layer goes for nothing once it has ended: its rows are beyond those
+      // that count. A device that fails here has lost what it was given.
+      if (!wait_for_streams()) lost_ = true;
+      throw;
+    }
+    given_[static_cast<std::size_t>(step.layer)] += step.kv_count();
+  }
+
+  void finish() override {
+    for (std::int64_t i = 0; i < in_flight; ++i) {
+      settle(static_cast<std::size_t>((chunks_ + i) % in_flight));
+    }
+  }
+
+  bool lost() const override { return lost_; }
+
+ private:
+  /// True when all that was begun has ended well.
+  bool wait_for_streams() {
+    const bool copied = tiles_.wait();
+    const bool computed = cudaStreamSynchronize(compute_) == cudaSuccess;
+    return cudaStreamSynchronize(out_) == cudaSuccess && computed && copied;
+  }
+
+  void take_step(const AttentionStep& step) {
+    const auto user = static_cast<cudaStream_t>(step.stream);
+    if (step.layer == 0) begin_chunk(step.kv_count());
+    const auto l = static_cast<std::size_t>(step.layer);
+    const std::int64_t first = given_[l];
+    if (user != nullptr) {
+      handed_over_.record(user);
+      handed_over_.block(compute_);
+    }
+    tiles_.after(rows_out_[l]);  // of the chunk before: earlier rows are in the store
+    reach_fault("prefill.rows");
+    const DeviceRows own = take_rows(step);
+    take_queries(step);
+    const DevicePartial partial{
+        step.out,
+        step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse)};
+    reach_fault("prefill.attend");
+    each_chunk(shape_, step, first,
+               [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
+                 const std::int64_t heads = begin * shape_.q_heads;
+                 const DevicePartial to{partial.out + heads * shape_.head_dim, partial.lse + heads};
+                 for (const ChunkPass& pass : passes) {
+                   attend_pass(step.layer, queries_of(pass, first, begin, count), pass.sees, own,
+                               first, to, &pass == passes.begin() ? Into::overwrite : Into::merge);
+                 }
+               });
+    if (user != nullptr) {
+      handed_over_.record(compute_);
+      handed_over_.block(user);
+    }
+    reach_fault("prefill.end");
+    if (step.layer == shape_.layers - 1) end_chunk();
+  }
+
+  /// Of one query of some tokens over the positions that it meets: of the step's own rows and of
+  /// those before `first`, which were there before.
+  void attend_pass(std::int64_t layer, const AttentionQueries& queries, const PositionRange& sees,
+                   const DeviceRows& own, std::int64_t first, const DevicePartial& partial,
+                   Into into) {
+    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
+    const PositionRange of_own = sees.within({own.first, own.first + own.count});
+    if (of_own.size() > 0 || into == Into::overwrite) {
+      DeviceRows rows = own;
+      rows.keys += (of_own.begin - own.first) * shape_.head_dim;
+      rows.values += (of_own.begin - own.first) * shape_.head_dim;
+      rows.first = of_own.begin;
+      rows.count = of_own.size();
+      attend_rows(queries, rows, {true, visible.window, visible.sinks}, partial, into);
+    }
+    for (const PositionRange& range : earlier(visible, first)) {
+      const PositionRange met = sees.within(range);
+      if (met.size() == 0) continue;
+      tiles_.stream(views(layer), met, stored_keys(layer), compute_, [&](const DeviceRows& tile) {
+        attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
+      });
+    }
+  }
+
+  /// A chunk whose rows are on their way.
+  struct Flight {
+    bool under_way = false;  // all layers are given
+    std::int64_t rows = 0;   // of each KV head and layer; there may be none
+    std::int64_t first = 0;
+    Event computed;
+    Event copied;
+  };
+
+  __nv_bfloat16* packed(std::size_t slot) const {
+    return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.packed) +
+           static_cast<std::int64_t>(slot) * shape_.kv_heads * 2 * chunk_ * shape_.head_dim;
+  }
+  bool blocked() const { return in_blocks(store_.dtype().keys); }
+  /// Of the keys of a layer, [kv_heads, head_dim]; null: they have none.
+  float* channels(std::int64_t layer) const {
+    if (!blocked()) return nullptr;
+    return reinterpret_cast<float*>(memory_.data() + layout_.channels) +
+           layer * shape_.kv_heads * shape_.head_dim;
+  }
+  /// What a layer's keys are stored with, from RoPE position 0 on.
+  StoredKeys stored_keys(std::int64_t layer) const {
+    StoredKeys stored;
+    stored.channels = channels(layer);
+    if (store_.bias(layer) != nullptr)
+      stored.bias = reinterpret_cast<const float*>(memory_.data() + layout_.bias) +
+                    layer * shape_.kv_heads * 3 * shape_.head_dim;
+    stored.chunk_len = shape_.chunk_len;
+    return stored;
+  }
+  /// Of a chunk: [2, layers], K and V, then q.
+  unsigned long long* bad_on_device(std::size_t slot) const {
+    return reinterpret_cast<unsigned long long*>(memory_.data() + layout_.bad) +
+           static_cast<std::int64_t>(slot) * bad_words(shape_);
+  }
+  unsigned long long* bad_on_host(std::size_t slot) const {
+    return bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * bad_words(shape_);
+  }
+  std::size_t chunk_slot() const { return static_cast<std::size_t>(chunks_ % in_flight); }
+
+  /// Rows that tokens from `first` on may attend of those before `first`.
+  static std::vector<PositionRange> earlier(const CausalWindow& visible, std::int64_t first) {
+    if (visible.window == 0) return {{0, first}};
+    const std::int64_t begin = visible.begin(first);
+    std::vector<PositionRange> ranges;
+    const std::int64_t sinks = std::min(visible.sinks, begin);
+    if (sinks > 0) ranges.push_back({0, sinks});
+    if (begin < first) ranges.push_back({begin, first});
+    return ranges;
+  }
+
+  CudnnShape cudnn_shape(std::int64_t rows, std::int64_t head_stride, bool causal) const {
+    return {shape_.head_dim, shape_.q_heads, shape_.kv_heads,       chunk_, rows,
+            head_stride,     causal,         shape_.softmax_scale()};
+  }
+
+  /// cuDNN's plans take a while to make: now, rather than in the middle of a prefill.
+  void make_plans() {
+    const auto dense = [](const CausalWindow& window) { return window.window == 0; };
+    if (cudnn_ == nullptr || std::none_of(visible_.begin(), visible_.end(), dense)) return;
+    if (store_.capacity() < chunk_) return;
+    cudnn_->supports(cudnn_shape(chunk_, 2 * chunk_ * shape_.head_dim, true));
+    const std::int64_t longest = std::min(tile_, store_.capacity() - chunk_);
+    for (std::int64_t rows = 1; rows <= longest; ++rows) {
+      if (is_planned(rows)) cudnn_->supports(cudnn_shape(rows, 2 * tile_ * shape_.head_dim, false));
+    }
+  }
+
+  /// Tiles of these sizes are for cuDNN: a chunk may be as long as a caller's prompt, so that tiles
+  /// could come in any size.
+  bool is_planned(std::int64_t rows) const { return rows == tile_ || rows % chunk_ == 0; }
+
+  /// A full chunk that sees its own rows, or all of a tile, goes through cuDNN where it is, all
+  /// else through our kernel.
+  void attend_rows(const AttentionQueries& queries, const DeviceRows& rows,
+                   const DeviceVisibility& visible, const DevicePartial& partial, Into into) {
+    // With rows of some tokens only, the causal edge is not where cuDNN has it.
+    const bool fits = visible.causal ? rows.count == queries.tokens : is_planned(rows.count);
+    if (cudnn_ != nullptr && visible.window == 0 && queries.tokens == chunk_ && fits) {
+      const CudnnShape shape = cudnn_shape(rows.count, rows.head_stride, visible.causal);
+      if (cudnn_->supports(shape) && cudnn_->workspace_bytes(shape) <= cudnn_workspace) {
+        const CudnnPartial out{reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.cudnn_out),
+                               reinterpret_cast<float*>(memory_.data() + layout_.cudnn_lse)};
+        cudnn_->attend(shape, queries.data, rows.keys, rows.values, out,
+                       memory_.data() + layout_.workspace, compute_);
+        store_cudnn_partial(out, queries.tokens, queries.q_heads, queries.head_dim, partial, into,
+                            compute_);
+        return;
+      }
+    }
+    gpu::attend(queries, rows, visible, partial, into, compute_);
+  }
+
+  /// The store's arrays of a layer as views, whatever has arrived: copies wait for their rows.
+  std::span<const RowsView> views(std::int64_t layer) {
+    views_.clear();
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      RowsView rows = store_.rows(layer, head);
+      rows.keys.count = store_.capacity();
+      rows.values.count = store_.capacity();
+      views_.push_back(rows);
+    }
+    return views_;
+  }
+
+  void begin_chunk(std::int64_t rows) {
+    const std::size_t slot = chunk_slot();
+    settle(slot);
+    Flight& flight = flights_[slot];
+    flight.rows = rows;
+    flight.first = given_[0];
+    TOPKV_CUDA(cudaMemsetAsync(bad_on_device(slot), 0xff,
+                               static_cast<std::size_t>(bad_words(shape_)) * 8, compute_));
+  }
+
+  __nv_bfloat16* rounded(QueryForm form) const {
+    return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries) +
+           static_cast<std::int64_t>(form) * chunk_ * shape_.q_heads * shape_.head_dim;
+  }
+
+  /// All that a step has, before anything is written: out may be q.
+  void take_queries(const AttentionStep& step) {
+    for (std::int64_t i = 0; i < forms(shape_); ++i) {
+      const ChunkPass of{static_cast<QueryForm>(i)};
+      if (of.queries(step) == nullptr) continue;
+      to_finite_bf16(of.queries(step), step.tokens * shape_.q_heads * shape_.head_dim,
+                     rounded(of.form), bad_on_device(chunk_slot()) + shape_.layers + step.layer,
+                     compute_);
+    }
+  }
+
+  /// Of `count` of the step's tokens from number `begin` on; first: the position of number 0.
+  AttentionQueries queries_of(const ChunkPass& pass, std::int64_t first, std::int64_t begin,
+                              std::int64_t count) const {
+    AttentionQueries queries;
+    queries.data = rounded(pass.form) + begin * shape_.q_heads * shape_.head_dim;
+    queries.tokens = count;
+    queries.q_heads = shape_.q_heads;
+    queries.kv_heads = shape_.kv_heads;
+    queries.head_dim = shape_.head_dim;
+    queries.first = first + begin;
+    queries.scale = shape_.softmax_scale();
+    queries.softcap = shape_.softcap;
+    return queries;
+  }
+
+  /// Rounds k and v to rows, and begins their way to the store. Two slots take turns by layer.
+  DeviceRows take_rows(const AttentionStep& step) {
+    const auto l = static_cast<std::size_t>(step.layer);
+    DeviceRows own;
+    own.first = given_[l] + step.kv_first;
+    own.count = step.kv_count();
+    if (own.count == 0) return own;
+    const std::size_t slot = turn_++ % in_flight;
+    const std::int64_t d = shape_.head_dim;
+    const std::int64_t half = chunk_ * d;
+    __nv_bfloat16* to = packed(slot);
+    slot_free_[slot].block(compute_);
+    PackTarget target;
+    target.keys = to;
+    target.values = to + half;
+    target.head_stride = 2 * half;
+    unsigned long long* bad = bad_on_device(chunk_slot()) + step.layer;
+    const KvDType dtype = store_.dtype();
+    const std::int64_t key = vector_bytes(dtype.keys, d);
+    const std::int64_t value = vector_bytes(dtype.values, d);
+    const bool choose = blocked() && given_[l] == 0;
+    BlockTarget out{reinterpret_cast<std::byte*>(to), reinterpret_cast<std::byte*>(to + half),
+                    chunk_ * (key + value)};
+    if (blocked()) {
+      out.keys = memory_.data() + layout_.blocks +
+                 static_cast<std::int64_t>(slot) * shape_.kv_heads * out.head_bytes;
+      out.values = out.keys + chunk_ * key;
+      const StoredKeys stored = stored_keys(step.layer).from(given_[l]);
+      if (choose)
+        choose_channels(step.k, own.count, shape_.kv_heads, d, stored, channels(step.layer),
+                        compute_);
+      pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, stored, out, target, bad,
+                  compute_);
+    } else {
+      pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target, bad, compute_);
+    }
+    slot_full_[slot].record(compute_);
+    slot_full_[slot].block(out_);
+    inject_copy_delay(out_);
+    const auto copy = [&](void* host, const void* from, std::int64_t bytes) {
+      TOPKV_CUDA(cudaMemcpyAsync(host, from, static_cast<std::size_t>(bytes),
+                                 cudaMemcpyDeviceToHost, out_));
+    };
+    if (choose) {
+      copy(store_.channels(step.layer), channels(step.layer),
+           shape_.kv_heads * d * bytes_of(DType::f32));
+    }
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      const RowStore::Arrays arrays = store_.arrays(step.layer, head);
+      copy(arrays.keys + given_[l] * key, out.keys + head * out.head_bytes, own.count * key);
+      copy(arrays.values + given_[l] * value, out.values + head * out.head_bytes,
+           own.count * value);
+    }
+    slot_free_[slot].record(out_);
+    rows_out_[l].record(out_);
+    own.keys = to;
+    own.values = to + half;
+    own.head_stride = 2 * half;
+    return own;
+  }
+
+  void end_chunk() {
+    const std::size_t slot = chunk_slot();
+    TOPKV_CUDA(cudaMemcpyAsync(bad_on_host(slot), bad_on_device(slot),
+                               static_cast<std::size_t>(bad_words(shape_)) * 8,
+                               cudaMemcpyDeviceToHost, compute_));
+    flights_[slot].computed.record(compute_);
+    flights_[slot].copied.record(out_);
+    flights_[slot].under_way = true;
+    ++chunks_;
+  }
+
+  /// Waits for a chunk and hands its rows over to the store. When it throws they are lost.
+  void settle(std::size_t slot) {
+    Flight& flight = flights_[slot];
+    if (!std::exchange(flight.under_way, false)) return;
+    lost_ = true;
+    flight.computed.synchronize();
+    flight.copied.synchronize();
+    const unsigned long long* bad = bad_on_host(slot);
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      check_rows(layer, bad[layer], flight.first);
+      check_queries(layer, bad[shape_.layers + layer], flight.first);
+    }
+    lost_ = false;
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      store_.extend(layer, flight.rows);
+    }
+  }
+
+  void check_rows(std::int64_t layer, unsigned long long word, std::int64_t first) const {
+    if (word == all_finite) return;
+    const auto element = static_cast<std::int64_t>(word / 2);
+    const std::int64_t d = shape_.head_dim;
+    throw InvalidArgument(fmt::format(
+        "{} of layer {}, KV head {}, position {} is not finite at element {}; values must be "
+        "finite in bf16",
+        word % 2 == 0 ? "K" : "V", layer, element / d % shape_.kv_heads,
+        first + element / d / shape_.kv_heads, element % d));
+  }
+
+  void check_queries(std::int64_t layer, unsigned long long word, std::int64_t first) const {
+    if (word == all_finite) return;
+    const std::int64_t head = static_cast<std::int64_t>(word) / shape_.head_dim;
+    throw InvalidArgument(fmt::format(
+        "q of layer {}, query head {}, position {} is not finite; values must be finite in bf16",
+        layer, head % shape_.q_heads, first + head / shape_.q_heads));
+  }
+
+  const Stream& compute_;
+  AttentionShape shape_;
+  PrefillVisibility visible_;
+  std::int64_t chunk_;
+  RowStore& store_;
+  std::int64_t tile_;
+  Layout layout_;
+  Buffer memory_;
+  CudnnAttention* cudnn_;  // null: our kernel does it all
+  Stream out_;             // rows to the host
+  RowStream tiles_;
+  PinnedBuffer bad_;                 // host copies of the words
+  std::vector<std::int64_t> given_;  // rows taken, per layer
+  std::vector<Event> rows_out_;      // per layer: its last rows have left
+  Event slot_full_[in_flight];       // packed rows are there
+  Event slot_free_[in_flight];       // and have left
+  Flight flights_[in_flight];
+  Event handed_over_;  // tensors by the caller's stream, results to it
+  bool lost_ = false;
+  std::int64_t chunks_ = 0;
+  std::size_t turn_ = 0;
+  std::vector<RowsView> views_;
+};
+
+}  // namespace
+
+std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
+                                                      const AttentionShape& shape,
+                                                      const PrefillVisibility& visible,
+                                                      std::int64_t chunk, RowStore& store) {
+  return std::make_unique<CudaPrefill>(device, shape, visible, chunk, store);
+}
+
+std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
+                                     KvDType rows, std::int64_t chunk) {
+  return Layout(shape, rows, chunk, tile_rows(visible, chunk)).total;
+}
+
+}  // namespace topkv::gpu

@@ -1,0 +1,23 @@
+// What all of question.h asks of its queries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "gpu/entries/selection_checks.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+
+inline void check_question(const std::string& what, std::int64_t tokens, std::int64_t meetings,
+                           std::int64_t group, std::int64_t head_dim, float scale) {
+  check_queries(what, {nullptr, meetings, group, head_dim, scale});
+  if (meetings * group > 65535)
+    throw Unsupported("CUDA " + what + ": " + std::to_string(meetings * group) +
+                      " heads, expected at most 65535");
+  if (tokens < 1 || tokens > (std::int64_t{1} << 20))
+    throw InvalidArgument("CUDA " + what + ": " + std::to_string(tokens) +
+                          " tokens, expected 1 to 2^20");
+}
+
+}  // namespace topkv::gpu

@@ -1,0 +1,72 @@
+// Scores relative to a reference, in units of log2 and with the bias of weights (code_stages.h), as
+// a pass over codes wants them.
+#pragma once
+
+#include <cmath>
+
+#include "gpu/codes/code_score.cuh"
+#include "gpu/codes/code_stages.h"
+
+namespace topkv::gpu {
+
+/// The reference is in what sums begin with, so that it costs nothing.
+template <int K, bool capped>
+class RelativeScores {
+ public:
+  /// plan: of head lane / 4.
+  __device__ __forceinline__ RelativeScores(const CodeScan& /*scan*/, const QueryPlan& plan,
+                                            const std::uint8_t* coefficients, int lane) {
+    keys_.load(coefficients, lane);
+    keys_.lo = plan.lo;
+    keys_.add = plan.add;
+    keys_.high = magic_bits + plan.high;
+    keys_.low = magic_bits + plan.low;
+  }
+
+  /// As KeyScores::of.
+  template <class Word>
+  __device__ __forceinline__ float2 of(const Word& word) const {
+    return keys_.of(word);
+  }
+
+  /// Moves the reference up where `most`, a score of this lane's head, is above 11, which becomes 6
+  /// at most. By so much.
+  __device__ __forceinline__ float raise_for(float most) {
+    const int steps = most > 11 ? static_cast<int>(ceilf((most - 6) / (256 * keys_.lo))) : 0;
+    keys_.high -= steps;
+    return static_cast<float>(steps) * (256 * keys_.lo);
+  }
+
+ private:
+  KeyScores<K> keys_;
+};
+
+/// A cap is on scores as they are: the reference is taken off behind it.
+template <int K>
+class RelativeScores<K, true> {
+ public:
+  __device__ __forceinline__ RelativeScores(const CodeScan& scan, const QueryPlan& plan,
+                                            const std::uint8_t* coefficients, int lane)
+      : keys_(scan, plan, coefficients, lane),
+        cap_(scan.softcap * log2_of_e),
+        less_(plan.reference - scan_bias_log2) {}
+
+  template <class Word>
+  __device__ __forceinline__ float2 of(const Word& word) const {
+    const float2 score = keys_.of(word);
+    return {cap_.of(score.x, less_), cap_.of(score.y, less_)};
+  }
+
+  __device__ __forceinline__ float raise_for(float most) {
+    const float by = most > 11 ? most - 6 : 0.0F;
+    less_ += by;
+    return by;
+  }
+
+ private:
+  RelativeScores<K, false> keys_;  // from 0: plan_kernel
+  SoftCap cap_;
+  float less_;
+};
+
+}  // namespace topkv::gpu

@@ -1,0 +1,71 @@
+// The stages of a scan over codes (code_scan.h), in their order. Each is asynchronous.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "gpu/codes/code_format.cuh"
+#include "gpu/codes/code_scan.h"
+#include "gpu/runtime/handles.h"
+
+namespace topkv::gpu {
+
+inline constexpr int most_sampled = scan_sample_units * 64;  // keys of a head
+inline constexpr int maximum_keys = 32;                      // that a maximum is of
+inline constexpr int most_splits = 256;                      // blocks of a KV head
+inline constexpr float scan_bias_log2 = 8;       // weights are kept times 2^8, as halves
+inline constexpr float scan_threshold_log2 = 6;  // the reference above the threshold
+
+/// Launches a kernel that, with scan.early, begins before the one before it ends, and waits for its
+/// results itself where it reads them (wait_for_previous_kernel).
+template <class... Parameters, class... Arguments>
+void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_bytes,
+                  cudaStream_t stream, void (*kernel)(Parameters...),
+                  const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = scan.early ? 1 : 0;
+  TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, scan, arguments...));
+}
+
+/// Calls use with the number, one of those named, as a constant.
+template <int first, int... others, class Use>
+void with_constant(int number, const Use& use) {
+  if constexpr (sizeof...(others) > 0) {
+    if (number != first) return with_constant<others...>(number, use);
+  }
+  use(std::integral_constant<int, first>());
+}
+template <class Use>
+void for_key_bytes(int key_bytes, const Use& use) {
+  with_constant<part_bytes, 2 * part_bytes, most_key_bytes>(key_bytes, use);
+}
+template <class Use>
+void for_value_bytes(int value_bytes, const Use& use) {
+  with_constant<0, 8, 16, most_value_bytes>(value_bytes, use);
+}
+template <class Use>
+void for_dims(int head_dim, const Use& use) {
+  with_constant<few_dims, most_code_dims>(code_dims(head_dim), use);
+}
+
+/// All codes once: found; sums and masses of what is not.
+void pass_codes(const CodeScan& scan, cudaStream_t stream);
+
+/// sums, masses, scores, plans -> estimate, noise.
+void estimate_rest(const CodeScan& scan, cudaStream_t stream);
+
+/// Rare rows -> rare. Reads nothing of the scan: it begins where the stages before leave room.
+void attend_rare(const CodeScan& scan, cudaStream_t stream);
+/// Once for the current device, before the first.
+void allow_attend_rare(int head_dim);
+
+}  // namespace topkv::gpu

@@ -1,0 +1,222 @@
+// What a scan summed up, as a partial: the tail.
+#include <cmath>
+
+#include "gpu/codes/code_score.cuh"
+#include "gpu/codes/code_stages.h"
+#include "gpu/runtime/kernel_parts.cuh"
+#include "gpu/runtime/mma.cuh"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr int parts = 4;  // threads of a dim, and of an axis
+template <int D>
+constexpr int threads = parts* D;
+constexpr int errors_entries = 128;
+
+/// log of the normal distribution at z.
+__device__ __forceinline__ float log_normal(float z) {
+  constexpr float half_root = 0.70710678F;
+  if (z > 0) return logf(normcdff(z));
+  return logf(0.5F * erfcxf(-z * half_root)) - 0.5F * z * z;
+}
+
+/// log of the mean of exp(error), errors normal of deviation s and less than x.
+__device__ __forceinline__ float log_mean_error(float s, float x) {
+  if (s < 1e-6F) return 0.0F;
+  const float z = x / s - s;
+  if (z > 0) return 0.5F * s * s + log_normal(z) - log_normal(x / s);
+  constexpr float half_root = 0.70710678F;  // s² / 2 cancels
+  return logf(0.5F * erfcxf(-z * half_root)) + x - 0.5F * (x / s) * (x / s) - log_normal(x / s);
+}
+
+/// The deviation of a score's error for one query head: four threads an axis of the errors. Of
+/// scores that are capped it says little: 0, and they are taken as they are.
+template <int D>
+__device__ float error_deviation(const CodeScan& scan, int meeting, int g, float* shared) {
+  if (scan.softcap > 0) return 0;
+  constexpr HeadTables table{D};
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t head = meeting % scan.kv_heads;
+  const float* axis =
+      scan.tables + head * table.floats(scan.key_bytes) + table.errors + thread / parts * D;
+  const float* query = query_of(scan, meeting, g);
+  float dot = 0;
+#pragma unroll 4
+  for (int i = 4 * (thread % parts); i < scan.head_dim; i += 4 * parts) {
+    const float4 x = load4(axis + i);
+    dot += x.x * query[i] + x.y * query[i + 1] + x.z * query[i + 2] + x.w * query[i + 3];
+  }
+  dot += __shfl_xor_sync(all_lanes, dot, 1);
+  dot += __shfl_xor_sync(all_lanes, dot, 2);
+  return scan.scale * sqrtf(block_sum<threads<D>>(thread % parts == 0 ? dot * dot : 0.0F, shared));
+}
+
+struct Correction {
+  float deviation;  // of a score's error, natural log
+  float add;        // to the tail's lse
+  float squares;    // sum of squares of the tail's weights, of sum 1
+};
+
+/// What the codes' errors add to the mass of keys below the threshold, on average over those of the
+/// sample, for one query head: a block.
+template <int D>
+__device__ Correction correct_head(const CodeScan& scan, int meeting, int g) {
+  __shared__ float shared[warp];
+  __shared__ float errors[errors_entries];  // means of exp(error), by the distance to the threshold
+  const int thread = static_cast<int>(threadIdx.x);
+  const ScanRange range = scan.range[meeting];
+  const int place = meeting * code_group + g;
+  const float s = error_deviation<D>(scan, meeting, g, shared);
+  if (scan.wanted >= range.end - range.begin) return {s, 0.0F, 0.0F};  // nothing is below
+  const float threshold = __ldcg(&scan.plans[place].reference) - scan_threshold_log2;
+  const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
+  if (thread < errors_entries) {
+    errors[thread] =
+        expf(fminf(log_mean_error(s, static_cast<float>(thread) * step / log2_of_e), 60.0F));
+  }
+  __syncthreads();
+  const float* from = scan.scores + static_cast<std::int64_t>(place) * most_sampled;
+  const float per_step = 1 / step;
+  float plain = 0;
+  float corrected = 0;
+  float squares = 0;
+  float sampled = 0;
+  constexpr int at_once = 16;  // loads on their way
+#pragma unroll 1
+  for (int first = 0; first < most_sampled; first += at_once * threads<D>) {
+    float below[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i)
+      below[i] = threshold - __ldcg(from + first + i * threads<D> + thread);
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      sampled += below[i] < INFINITY ? 1.0F : 0.0F;
+      if (!(below[i] >= 0.0F && below[i] < INFINITY)) continue;
+      const float weight = exp2_fast(-below[i]);
+      const float place = fminf(below[i] * per_step, errors_entries - 1.001F);
+      const int entry = static_cast<int>(place);
+      const float part = place - static_cast<float>(entry);
+      plain += weight;
+      const float mass = weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
+      corrected += mass;
+      squares += mass * mass;
+    }
+  }
+  plain = block_sum<threads<D>>(plain, shared);
+  corrected = block_sum<threads<D>>(corrected, shared);
+  squares = block_sum<threads<D>>(squares, shared);
+  sampled = block_sum<threads<D>>(sampled, shared);
+  // A sum of squares grows as the number of keys, the square of their sum as its square.
+  const auto keys = static_cast<float>(range.end - range.begin);
+  return {s, plain > 0 ? logf(corrected / plain) : 0.0F,
+          corrected > 0 ? squares / (corrected * corrected) * (sampled / keys) : 0.0F};
+}
+
+/// A block per query head: four threads to a dim, and to an axis. The correction reads nothing of
+/// the pass, and what it reads was there before that began: this begins where the pass leaves room.
+template <int D>
+__global__ void __launch_bounds__(threads<D>)
+    tail_kernel(const __grid_constant__ CodeScan scan, int axes) {
+  let_next_kernel_start();
+  constexpr HeadTables table{D};
+  __shared__ float part_sums[parts][D];
+  __shared__ float factor[most_splits];
+  __shared__ float share[D];
+  __shared__ float whole_mass, whole_reference;
+  const int meeting = static_cast<int>(blockIdx.x) / scan.group;
+  const int head = meeting % scan.kv_heads;
+  const ScanToken& token = scan.token[meeting / scan.kv_heads];
+  const int g = static_cast<int>(blockIdx.x) % scan.group;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % warp;
+  const int d = thread % D;
+  const int part = thread / D;
+  const float* tables =
+      scan.tables + static_cast<std::int64_t>(head) * table.floats(scan.key_bytes);
+  constexpr int per_part = D / parts;
+  const auto direction = [&](int i) {
+    const int axis = part * per_part + i;
+    return axis < axes ? tables[table.values + axis * D + d] : 0.0F;
+  };
+  constexpr int early = D > few_dims ? 8 : per_part;  // as many as registers hold beside the rest
+  float directions[early];
+#pragma unroll
+  for (int i = 0; i < early; ++i) directions[i] = direction(i);
+  const float base = tables[table.base + d];
+  const Correction correction = correct_head<D>(scan, meeting, g);
+  wait_for_previous_kernel();
+  const auto place = [&](int s) {
+    return (static_cast<std::int64_t>(meeting) * scan.splits + s) * code_group + g;
+  };
+  if (thread < warp) {
+    float reference = -INFINITY;
+    for (int s = lane; s < scan.splits; s += warp)
+      if (scan.masses[place(s)].x > 0) reference = fmaxf(reference, scan.masses[place(s)].y);
+    reference = warp_max(reference);
+    float mass = 0;
+    for (int s = lane; s < scan.splits; s += warp) {
+      const float2 m = scan.masses[place(s)];
+      factor[s] = m.x > 0 ? exp2f(m.y - reference) : 0.0F;
+      mass += m.x * factor[s];
+    }
+    mass = warp_sum(mass);
+    if (lane == 0) {
+      whole_mass = mass;
+      whole_reference = reference;
+    }
+  }
+  __syncthreads();
+  const int row_axes = sum_axes(axes / 8);
+  float sum = 0;
+#pragma unroll 8
+  for (int s = part; s < scan.splits; s += parts)
+    sum += d < axes ? factor[s] * scan.sums[place(s) * row_axes + d] : 0.0F;
+  part_sums[part][d] = sum;
+  __syncthreads();
+  const bool any = whole_mass > 0;
+  if (part == 0) {
+    share[d] =
+        any ? (part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d]) / whole_mass
+            : 0.0F;
+  }
+  __syncthreads();
+  float x = 0;
+#pragma unroll
+  for (int i = 0; i < early; ++i) x += directions[i] * share[part * per_part + i];
+#pragma unroll 8
+  for (int i = early; i < per_part; ++i) x += direction(i) * share[part * per_part + i];
+  part_sums[part][d] = x;
+
+  __syncthreads();
+  if (part > 0) return;
+  const int row = head * scan.group + g;  // among the token's heads
+  if (d < scan.head_dim) {
+    const float tail = base + part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d];
+    token.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
+  }
+  if (d > 0) return;
+  const float s = correction.deviation;
+  const float squares = correction.squares;
+  const float2 variance = scan.variances[head];
+  token.estimate.lse[row] =
+      any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e + correction.add
+          : -INFINITY;
+  token.noise[row] = {squares * expm1f(fminf(s * s, largest_tail_variance)), squares * variance.y,
+                      variance.x};
+}
+
+}  // namespace
+
+bool can_scan_early() {
+  return kernel_architecture() >= 90;  // code for older devices has no such waits
+}
+
+void estimate_rest(const CodeScan& scan, cudaStream_t stream) {
+  for_dims(scan.head_dim, [&](auto dims) {
+    launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.group)), parts * dims, 0,
+                 stream, tail_kernel<dims>, 8 * scan.value_bytes);
+  });
+}
+
+}  // namespace topkv::gpu

@@ -1,0 +1,162 @@
+// A CUDA device as the forward pass sees it: one compute stream, on which all operations run in
+// the order of the calls, and an arena that all memory comes from.
+//
+// Threads: allocate and memory are safe from many threads; everything else belongs to the thread
+// that holds lock(), which also makes the device current in that thread (and leaves it so).
+// Arithmetic allocates nothing and waits for nothing but room in the staging ring.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "gpu/attention/cudnn_attention.h"
+#include "gpu/build/clusterer.h"
+#include "gpu/build/code_encoder.h"
+#include "gpu/cuda_sizes.h"
+#include "gpu/network/packed_product.h"
+#include "gpu/runtime/arena.h"
+#include "gpu/runtime/cublas.h"
+#include "gpu/runtime/driver_memory.h"
+#include "gpu/runtime/handles.h"
+#include "gpu/runtime/shared_list.h"
+#include "gpu/runtime/staging.h"
+#include "src/device/compute_device.h"
+
+namespace topkv::gpu {
+
+class ContextWindow;
+class StepRooms;
+
+class CudaDevice final : public WithCudaSizes<ComputeDevice> {
+ public:
+  /// Opens the calling thread's current device, whose number this is. ceiling: bytes, the CUDA
+  /// context included; 0: nine tenths of what is free. driver: made before the context was.
+  /// Throws OutOfMemory when the ceiling leaves no room, Unsupported when this build has no code
+  /// for the device's architecture.
+  CudaDevice(int number, std::int64_t ceiling, const DriverMemory& driver);
+  ~CudaDevice() override;
+
+  const Stream& compute_stream() const { return stream_; }
+  Arena& arena() { return *arena_; }
+  Cublas& cublas() { return cublas_; }
+  /// cuDNN, looked for at the first call; null when this process cannot use it.
+  CudnnAttention* cudnn();
+  /// What sessions of such a shape have together: made for the first of them, gone with the last.
+  /// Throw as making does.
+  std::shared_ptr<const ContextWindow> context_window(const SessionShape& shape);
+  std::shared_ptr<StepRooms> step_rooms(const SessionShape& shape);
+
+  std::string name() const override { return name_; }
+  DeviceMemory memory() const override { return arena_->memory(); }
+  DeviceLock lock() override;
+  /// For who takes the lock again and again: waits until those have had it that wait for it now.
+  /// The caller does not hold it.
+  void let_others() const;
+  std::unique_ptr<PhaseClock> phase_clock() override;
+
+  Buffer allocate(std::int64_t bytes, std::string_view what) override {
+    return arena_->allocate(bytes, what);
+  }
+  void copy_in(const void* host, std::int64_t bytes, std::byte* to) override;
+  void copy_out(const std::byte* from, std::int64_t bytes, void* host) override;
+  void synchronize() override { stream_.synchronize(); }
+  std::shared_ptr<void> lock_pages(std::byte* data, std::int64_t bytes) override;
+  Matrix upload(const Matrix& host, std::byte* storage) override;
+  std::int64_t packed_bytes() const override;
+  void prepare_packed() override;
+
+  bool replays() const override { return true; }
+  void replay(std::unique_ptr<Recording>& recording, const std::function<void()>& work) override;
+
+  void embed(const Matrix& table, std::span<const Token> tokens, float* out) override;
+  void matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens, bool accumulate,
+              float* out) override;
+  void products(std::span<const Product> all, const std::byte* x, std::int64_t tokens,
+                bool accumulate) override;
+  void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) override;
+  void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
+                float epsilon, std::byte* out) override;
+  void add_norm(const float* from, const float* weight, std::int64_t rows, std::int64_t width,
+                float epsilon, float* x) override;
+  void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
+                 float* x) override;
+  void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
+            std::int64_t head_dim, float* x) override;
+  void silu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override;
+  void gelu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override;
+  void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
+                             std::byte* out) override;
+  void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens, std::int64_t heads,
+                    std::int64_t head_dim, float* x) override;
+  void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
+             float* weights) override;
+  void expert_products(std::span<const ExpertProduct> all, const std::byte* x, std::int64_t sharing,
+                       const ExpertRows& rows) override;
+  void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,
+              std::int64_t sharing, std::int64_t width, std::byte* out) override;
+  void add_weighted(const float* from, const float* weights, const std::int32_t* places,
+                    std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) override;
+  void copy(const float* from, std::int64_t count, float* to) override;
+  void scale(float factor, std::int64_t count, float* x) override;
+  void to_operand(const float* x, std::int64_t count, std::byte* out) override;
+  Token argmax(const float* logits, std::int64_t count) override;
+
+  void merge(PartialView into, PartialView other, void* stream) override;
+
+  std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
+                                                   const PrefillVisibility& visible,
+                                                   std::int64_t chunk, RowStore& store) override;
+  std::unique_ptr<CodeEncoder> code_encoder(std::int64_t dim) override {
+    return make_code_encoder(*this, dim);
+  }
+  std::unique_ptr<Clusterer> clusterer(std::int64_t dim) override {
+    return make_clusterer(*this, dim);
+  }
+  std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
+                                                std::span<const HeadCodes> heads) override;
+  bool selects(const AttentionShape& shape, std::int64_t entries) const override;
+  std::shared_ptr<const DeviceSelection> keep_selection(const AttentionShape& shape,
+                                                        std::span<const StandIns> heads) override;
+  std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override;
+
+ private:
+  /// Runs one kernel, so that a device without code for it is refused now.
+  void try_kernels();
+  /// A product with many tokens: rows of the weight, as many as there is room for, are unpacked at
+  /// a time.
+  void multiply_unpacked(const Matrix& weight, const __nv_bfloat16* x, std::int64_t tokens,
+                         bool accumulate, float* out);
+
+  const int number_;
+  const std::string name_;
+  const VectorLimits limits_;
+  std::recursive_mutex mutex_;
+  std::atomic<std::int64_t> waiting_ = 0;  // for it
+  std::atomic<std::int64_t> taken_ = 0;    // times that it was
+  Stream stream_;
+  Cublas cublas_;
+  std::unique_ptr<CudnnAttention> cudnn_;  // null: not looked for yet, or not there
+  bool looked_for_cudnn_ = false;
+  std::int64_t most_candidates_ = 0;  // of a choice
+  std::shared_ptr<Arena> arena_;      // made last of what its account of libraries measures
+  Buffer tokens_;                     // [embed_tokens] token ids
+  Buffer argmax_scratch_;
+  Buffer argmax_best_;          // one Token
+  PinnedBuffer argmax_result_;  // its host copy
+  Buffer unpacked_;             // rows of packed weights in bf16; empty before prepare_packed
+  Staging staging_;
+  Event merged_;  // for the stream of a caller
+  SharedList<const ContextWindow> windows_;
+  SharedList<StepRooms> rooms_;
+};
+
+}  // namespace topkv::gpu

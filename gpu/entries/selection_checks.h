@@ -1,0 +1,51 @@
+// What all kernels of selection.h ask of their queries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "gpu/entries/selection.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+
+inline constexpr std::int64_t most_group = 16;
+
+/// Blocks of so many items each, for all. REQUIRES: items > 0.
+inline unsigned all_blocks(std::int64_t items, std::int64_t per_block) {
+  return static_cast<unsigned>((items - 1) / per_block + 1);
+}
+
+inline void check_head_dim(const std::string& what, std::int64_t head_dim) {
+  if (head_dim != 64 && head_dim != 128)
+    throw Unsupported("CUDA " + what + ": head_dim is " + std::to_string(head_dim) +
+                      ", expected 64 or 128");
+}
+
+inline void check_meetings(const std::string& what, std::int64_t meetings) {
+  if (meetings < 0 || meetings > 65535)
+    throw Unsupported("CUDA " + what + ": " + std::to_string(meetings) +
+                      " meetings, expected at most 65535");
+}
+
+/// That there are slots for rows `first` to `count`, or whatever stands for them.
+inline void check_slots(const std::string& what, std::int64_t first, std::int64_t count,
+                        std::int64_t slots) {
+  if (first < 0 || count > slots || slots > (std::int64_t{1} << 30))
+    throw InvalidArgument("CUDA " + what + ": numbers " + std::to_string(first) + " to " +
+                          std::to_string(count) + " in " + std::to_string(slots) +
+                          " slots, expected 0 or more, as many slots, and at most 2^30 of these");
+}
+
+inline void check_queries(const std::string& what, const MeetingQueries& queries) {
+  check_head_dim(what, queries.head_dim);
+  check_meetings(what, queries.meetings);
+  if (queries.group < 1 || queries.group > most_group)
+    throw Unsupported("CUDA " + what + ": groups of " + std::to_string(queries.group) +
+                      " query heads, expected 1 to " + std::to_string(most_group));
+  if (!(queries.scale > 0))
+    throw InvalidArgument("CUDA " + what + ": scale is " + std::to_string(queries.scale) +
+                          ", expected more than 0");
+}
+
+}  // namespace topkv::gpu

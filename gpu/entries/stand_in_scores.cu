@@ -1,0 +1,206 @@
+// Scores of pages and of centroids (selection.h): inner products with rows that are read once.
+#include <cmath>
+#include <string>
+
+#include "gpu/entries/selection.h"
+#include "gpu/entries/selection_checks.h"
+#include "gpu/runtime/kernel_parts.cuh"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr int warps = block / warp;
+constexpr int at_once = 8;  // rows that a lane reads a part of before it sums
+
+/// Rows of `width` elements for each meeting.
+template <class Element>
+struct StandIns {
+  const Element* rows;
+  std::int64_t meeting_stride;  // elements
+  std::int64_t count;
+};
+
+/// Eight elements of a row, and their products with as many of a query.
+template <class Element>
+struct Eight;
+template <>
+struct Eight<__nv_bfloat16> {
+  uint4 x{};
+  __device__ __forceinline__ void load(const __nv_bfloat16* from) {
+    x = *reinterpret_cast<const uint4*>(from);
+  }
+  __device__ __forceinline__ float dot(float4 a, float4 b) const {
+    return a.x * low(x.x) + a.y * high(x.x) + a.z * low(x.y) + a.w * high(x.y) + b.x * low(x.z) +
+           b.y * high(x.z) + b.z * low(x.w) + b.w * high(x.w);
+  }
+};
+template <>
+struct Eight<float> {
+  float4 x{}, y{};
+  __device__ __forceinline__ void load(const float* from) { x = load4(from), y = load4(from + 4); }
+  __device__ __forceinline__ float dot(float4 a, float4 b) const {
+    return a.x * x.x + a.y * x.y + a.z * x.z + a.w * x.w + b.x * y.x + b.y * y.y + b.z * y.z +
+           b.w * y.w;
+  }
+};
+__device__ __forceinline__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float widened(float x) { return x; }
+
+/// x[i], summed over neighbouring lanes: lane l has the sum of element element_of(l).
+template <int lanes>
+__device__ __forceinline__ float sum_transposed(float (&x)[at_once]) {
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  int step = lanes / 2;
+#pragma unroll
+  for (int half = at_once / 2; half > 0; half /= 2, step /= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float mine = upper ? x[i + half] : x[i];
+      const float other = upper ? x[i] : x[i + half];
+      x[i] = mine + __shfl_xor_sync(all_lanes, other, step);
+    }
+  }
+  float sum = x[0];
+#pragma unroll
+  for (; step > 0; step /= 2) sum += __shfl_xor_sync(all_lanes, sum, step);
+  return sum;
+}
+
+/// Width: 8 lanes. split: rows are twice as long as queries, whose positive part meets the first
+/// half and whose negative part the second.
+template <int lanes, bool split, class Element>
+__global__ void __launch_bounds__(block, sizeof(Element) == 2 ? 3 : 2)
+    stand_in_kernel(const Element* queries, int group, float scale, StandIns<Element> of,
+                    float* scores) {
+  constexpr int width = 8 * lanes;
+  constexpr int dim = split ? width / 2 : width;
+  extern __shared__ float coefficients[];  // [group, width]
+  await_previous();
+  const std::int64_t meeting = blockIdx.y;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < group * width; i += block) {
+    const int at = i % width;
+    const float q = scale * widened(queries[(meeting * group + i / width) * dim + at % dim]);
+    coefficients[i] = !split ? q : at < dim ? fmaxf(q, 0.0F) : fminf(q, 0.0F);
+  }
+  __syncthreads();
+  constexpr int across = warp / lanes;  // rows that a warp reads at the same time
+  constexpr int warp_rows = at_once * across;
+  const int lane = thread % warp;
+  const int part = lane % lanes;
+  const std::int64_t first =
+      (std::int64_t{blockIdx.x} * warps + thread / warp) * warp_rows + lane / lanes * at_once;
+  const Element* rows = of.rows + meeting * of.meeting_stride + 8 * part;
+  Eight<Element> x[at_once];
+#pragma unroll
+  for (int i = 0; i < at_once; ++i)
+    if (first + i < of.count) x[i].load(rows + (first + i) * width);
+  // The element whose sum this lane has in the end (sum_transposed).
+  const int element = part / (lanes / at_once);
+  for (int g = 0; g < group; ++g) {
+    const float4 a = load4(coefficients + g * width + 8 * part);
+    const float4 b = load4(coefficients + g * width + 8 * part + 4);
+    float sums[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) sums[i] = x[i].dot(a, b);
+    const float score = sum_transposed<lanes>(sums);
+    if (part % (lanes / at_once) == 0 && first + element < of.count)
+      scores[(meeting * group + g) * of.count + first + element] = score;
+  }
+}
+
+template <int lanes, bool split, class Element>
+void launch_scores(const MeetingQueries& queries, const Element* data, const StandIns<Element>& of,
+                   float* scores, cudaStream_t stream) {
+  constexpr int block_rows = warps * at_once * (warp / lanes);
+  const auto group = static_cast<int>(queries.group);
+  launch_overlapped(stand_in_kernel<lanes, split, Element>,
+                    dim3(all_blocks(of.count, block_rows), static_cast<unsigned>(queries.meetings)),
+                    block, sizeof(float) * 8 * lanes * static_cast<std::size_t>(group), stream,
+                    data, group, queries.scale, of, scores);
+}
+
+template <class Element>
+void score_rows(const MeetingQueries& queries, const Element* data, const Element* centroids,
+                std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
+  check_queries("scores of centroids", queries);
+  check_slots("scores of centroids", 0, count, slots);
+  if (count <= 0 || queries.meetings == 0) return;
+  const StandIns<Element> of{centroids, slots * queries.head_dim, count};
+  if (queries.head_dim == 64) {
+    launch_scores<8, false>(queries, data, of, scores, stream);
+  } else {
+    launch_scores<16, false>(queries, data, of, scores, stream);
+  }
+}
+
+/// A thread a channel of a page. As the rounding is none, bounds are those of the keys themselves.
+__global__ void bounds_kernel(const __nv_bfloat16* keys, std::int64_t key_slots, int head_dim,
+                              int page, std::int64_t first_page, std::int64_t rows,
+                              __nv_bfloat16* bounds, std::int64_t page_slots) {
+  await_previous();
+  const std::int64_t number = first_page + blockIdx.x;
+  const std::int64_t meeting = blockIdx.y;
+  const int channel = static_cast<int>(threadIdx.x);
+  const __nv_bfloat16* from = keys + (meeting * key_slots + number * page) * head_dim + channel;
+  const auto count = static_cast<int>(min(std::int64_t{page}, rows - number * page));
+  float least = INFINITY;
+  float most = -INFINITY;
+  for (int i = 0; i < count; ++i) {
+    const float x = __bfloat162float(from[static_cast<std::int64_t>(i) * head_dim]);
+    least = fminf(least, x);
+    most = fmaxf(most, x);
+  }
+  __nv_bfloat16* to = bounds + (meeting * page_slots + number) * 2 * head_dim + channel;
+  to[0] = __float2bfloat16_rn(most);
+  to[head_dim] = __float2bfloat16_rn(least);
+}
+
+}  // namespace
+
+void bound_pages(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t key_slots,
+                 std::int64_t head_dim, std::int64_t page, std::int64_t first, std::int64_t rows,
+                 __nv_bfloat16* bounds, std::int64_t page_slots, cudaStream_t stream) {
+  check_head_dim("bounds of pages", head_dim);
+  check_meetings("bounds of pages", meetings);
+  if (page < 1 || first % page != 0)
+    throw InvalidArgument("CUDA bounds of pages: from row " + std::to_string(first) +
+                          " on in pages of " + std::to_string(page) +
+                          ", expected a first row that begins a page");
+  check_slots("bounds of pages", first, rows, key_slots);
+  check_slots("bounds of pages", 0, (rows + page - 1) / page, page_slots);
+  if (rows <= first || meetings == 0) return;
+  const std::int64_t first_page = first / page;
+  const std::int64_t end = (rows + page - 1) / page;
+  launch_overlapped(
+      bounds_kernel, dim3(static_cast<unsigned>(end - first_page), static_cast<unsigned>(meetings)),
+      dim3(static_cast<unsigned>(head_dim)), 0, stream, keys, key_slots, static_cast<int>(head_dim),
+      static_cast<int>(page), first_page, rows, bounds, page_slots);
+}
+
+void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
+                 std::int64_t page_slots, std::int64_t pages, float* scores, cudaStream_t stream) {
+  check_queries("scores of pages", queries);
+  check_slots("scores of pages", 0, pages, page_slots);
+  if (pages <= 0 || queries.meetings == 0) return;
+  const StandIns<__nv_bfloat16> of{bounds, page_slots * 2 * queries.head_dim, pages};
+  if (queries.head_dim == 64) {
+    launch_scores<16, true>(queries, queries.data, of, scores, stream);
+  } else {
+    launch_scores<32, true>(queries, queries.data, of, scores, stream);
+  }
+}
+
+void score_centroids(const MeetingQueries& queries, const __nv_bfloat16* centroids,
+                     std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
+  score_rows(queries, queries.data, centroids, slots, count, scores, stream);
+}
+
+void score_centroids(const MeetingQueries& queries, const float* exact, const float* centroids,
+                     std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
+  score_rows(queries, exact, centroids, slots, count, scores, stream);
+}
+
+}  // namespace topkv::gpu

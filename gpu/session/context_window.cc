@@ -1,0 +1,111 @@
+#include "gpu/session/context_window.h"
+
+#include <algorithm>
+
+#include "gpu/device.h"
+#include "gpu/runtime/faults.h"
+#include "gpu/runtime/handles.h"
+#include "src/core/math/convert.h"
+#include "src/core/math/row_format.h"
+#include "src/device/pieces.h"
+
+namespace topkv::gpu {
+
+ContextWindow::Places::Places(const SessionShape& shape, const std::vector<LayerWindow>& of) {
+  const AttentionShape& a = shape.attention;
+  const std::int64_t row = a.head_dim * bytes_of(DType::bf16);
+  const std::int64_t scales =
+      in_blocks(shape.rows.keys) ? a.kv_heads * a.head_dim * bytes_of(DType::f32) : 0;
+  Pieces pieces;
+  for (const LayerWindow& layer : of) {
+    layers.push_back({pieces.place(a.kv_heads * 2 * layer.context_rows.size() * row),
+                      pieces.place(a.kv_heads * 2 * layer.context_sinks * row),
+                      pieces.place(scales), pieces.place(3 * scales)});
+  }
+  bytes = pieces.used();
+}
+
+std::int64_t ContextWindow::bytes(const SessionShape& shape) {
+  return Places(shape, layer_windows(shape)).bytes;
+}
+
+ContextWindow::ContextWindow(CudaDevice& device, const SessionShape& shape)
+    : store_(shape.context),
+      kv_heads_(shape.attention.kv_heads),
+      head_dim_(shape.attention.head_dim),
+      layers_(layer_windows(shape)),
+      places_(shape, layers_),
+      memory_(device.allocate(places_.bytes, "context's window")) {
+  const Stream& stream = device.compute_stream();
+  inject_copy_delay(stream);
+  for (std::int64_t l = 0; l < shape.attention.layers; ++l) {
+    const LayerWindow& layer = layers_[static_cast<std::size_t>(l)];
+    copy(l, layer.context_rows, at(place(l).rows), stream);
+    copy(l, {0, layer.context_sinks}, at(place(l).sinks), stream);
+    if (!in_blocks(shape.rows.keys)) continue;
+    const std::int64_t scales = head_dim_ * bytes_of(DType::f32);
+    for (std::int64_t h = 0; h < kv_heads_; ++h) {
+      TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + place(l).channels + h * scales,
+                                 store_->rows(l, h).keys.channels, static_cast<std::size_t>(scales),
+                                 cudaMemcpyHostToDevice, stream));
+    }
+    if (store_->bias(l) == nullptr) continue;
+    TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + place(l).bias, store_->bias(l),
+                               static_cast<std::size_t>(kv_heads_ * 3 * scales),
+                               cudaMemcpyHostToDevice, stream));
+  }
+  stream.synchronize();  // once: sessions to come find it there, whoever opens them
+}
+
+bool ContextWindow::suits(const SessionShape& shape) const {
+  return shape.context == store_ &&
+         std::ranges::equal(layer_windows(shape), layers_,
+                            [](const LayerWindow& a, const LayerWindow& b) {
+                              return a.context_rows.begin == b.context_rows.begin &&
+                                     a.context_rows.end == b.context_rows.end &&
+                                     a.context_sinks == b.context_sinks;
+                            });
+}
+
+StoredKeys ContextWindow::stored_keys(std::int64_t layer) const {
+  if (!in_blocks(store_->dtype().keys)) return {};
+  const auto at = [&](std::int64_t offset) {
+    return reinterpret_cast<const float*>(memory_.data() + offset);
+  };
+  StoredKeys stored;
+  stored.channels = at(place(layer).channels);
+  if (store_->bias(layer) != nullptr) stored.bias = at(place(layer).bias);
+  stored.chunk_len = store_->rows(layer, 0).keys.chunk_len;
+  return stored;
+}
+
+/// Rows of positions `range` of all KV heads.
+void ContextWindow::copy(std::int64_t layer, PositionRange range, __nv_bfloat16* to,
+                         cudaStream_t stream) const {
+  if (range.size() == 0) return;
+  const std::int64_t elements = range.size() * head_dim_;
+  for (std::int64_t h = 0; h < kv_heads_; ++h) {
+    const RowsView rows = store_->rows(layer, h);
+    copy_as_bf16(rows.keys.part(range), to + 2 * h * elements, stream);
+    copy_as_bf16(rows.values.part(range), to + (2 * h + 1) * elements, stream);
+  }
+}
+
+void copy_as_bf16(const KeyView& from, __nv_bfloat16* to, cudaStream_t stream) {
+  const auto bytes = static_cast<std::size_t>(from.count * from.dim * bytes_of(DType::bf16));
+  if (!in_blocks(from.dtype)) {
+    TOPKV_CUDA(cudaMemcpyAsync(to, from.data, bytes, cudaMemcpyHostToDevice, stream));
+    return;
+  }
+  std::vector<std::byte> rounded(bytes);
+  std::vector<float> wide(static_cast<std::size_t>(from.dim));
+  for (std::int64_t i = 0; i < from.count; ++i) {
+    decode(from, i, wide.data());
+    from_float(wide.data(), from.dim, DType::bf16,
+               rounded.data() + i * from.dim * bytes_of(DType::bf16));
+  }
+  TOPKV_CUDA(cudaMemcpyAsync(to, rounded.data(), bytes, cudaMemcpyHostToDevice, stream));
+  TOPKV_CUDA(cudaStreamSynchronize(stream));
+}
+
+}  // namespace topkv::gpu

@@ -1,0 +1,166 @@
+#include "index/codes/code_sums.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "index/common/scratch.h"
+#include "src/core/math/find_above_threshold.h"
+#include "src/core/math/vector_math.h"
+
+namespace topkv {
+namespace {
+
+constexpr float negligible = 30;        // a tile this far below adds less than 1e-10
+constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
+constexpr double largest_deviation = 1e6;
+
+/// log of the normal distribution.
+double log_normal(double z) {
+  if (z > -5) return std::log(0.5 * std::erfc(-z / std::sqrt(2.0)));
+  const double w = 1 / (z * z);
+  return -z * z / 2 - std::log(-z) - 0.5 * std::log(2 * 3.14159265358979323846) +
+         std::log1p(-w + 3 * w * w);
+}
+
+}  // namespace
+
+void ScoreEstimate::set(float ceiling, double deviation) {
+  ceiling_ = ceiling;
+  const double variance = deviation * deviation;
+  correction_ = static_cast<float>(variance / 2);
+  reach_ = variance + 4 * deviation;  // F is 1 beyond
+  first_ = -8 * deviation;
+  step_ = (reach_ - first_) / (entries - 1);
+  for (int i = 0; step_ > 0 && ceiling <= largest_score && i < entries; ++i) {
+    const double t = (first_ + i * step_) / deviation;
+    table_[i] = static_cast<float>(log_normal(t - deviation) - log_normal(t));
+  }
+}
+
+bool ScoreEstimate::changes(float high) const {
+  return ceiling_ <= largest_score && high > ceiling_ - static_cast<float>(reach_);
+}
+
+void ScoreEstimate::correct(float* scores, std::int64_t count) const {
+  std::int32_t near[code_tile];
+  const std::int64_t found = find_above(scores, count, ceiling_ - static_cast<float>(reach_), near);
+  for (std::int64_t i = 0; i < found; ++i) {
+    float& score = scores[near[i]];
+    score = score + shift(static_cast<double>(ceiling_) - score);
+  }
+}
+
+/// log(F((x - s²) / s) / F(x / s))
+float ScoreEstimate::shift(double x) const {
+  if (step_ == 0) return static_cast<float>(std::min(0.0, x));
+  const double at = (x - first_) / step_;
+  if (at <= 0) return table_[0] + static_cast<float>(x - first_);  // falls as x from here
+  const int i = std::min(static_cast<int>(at), entries - 2);
+  return table_[i] + static_cast<float>(at - i) * (table_[i + 1] - table_[i]);
+}
+
+double weigh_scaled(const KeyCoder& coder, const float* query, float scale, float softcap,
+                    SlotWeights& weights) {
+  coder.weigh_slots(query, weights);
+  weights.step = std::min(weights.step * scale, largest_score / 262144);  // sums are below
+  weights.offset = std::clamp(weights.offset * scale, -largest_score, largest_score);
+  if (softcap > 0) return 0;
+  const double deviation = scale * std::sqrt(coder.error_variance(query));
+  return deviation < largest_deviation ? deviation : largest_deviation;  // NaN, beyond float32
+}
+
+void CodeSums::reset(std::int64_t lanes) {
+  high = empty_lse;
+  total = 0;
+  squares = 0;
+  axes.assign(static_cast<std::size_t>(2 * lanes), 0.0F);
+}
+
+void CodeSums::raise(float score) {
+  if (score <= high) return;
+  const float shrink = std::exp(high - score);
+  total *= shrink;
+  squares *= shrink * shrink;
+  scale_by(axes.data(), std::ssize(axes), shrink);
+  high = score;
+}
+
+void CodeSums::add(CodeSums& other) {
+  if (other.high == empty_lse) return;
+  raise(other.high);
+  other.raise(high);
+  total += other.total;
+  squares += other.squares;
+  add_to(axes.data(), other.axes.data(), std::ssize(axes));
+}
+
+void CodeSums::give(const ValueCoder& coder, float correction, PartialView estimate,
+                    TailNoise& noise) const {
+  if (high == empty_lse) {
+    std::fill_n(estimate.out, estimate.head_dim, 0.0F);
+    *estimate.lse = empty_lse;
+    noise = {};
+    return;
+  }
+  coder.mean_of(axes.data(), total, estimate.out);
+  *estimate.lse = high + std::log(total) + correction;
+  const float square = squares / (total * total);
+  const float variance = std::expm1(std::min(2 * correction, largest_tail_variance));
+  noise = {square * variance, square * coder.error_variance(), coder.variance()};
+}
+
+void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std::int64_t count,
+               float* x) {
+  auto at = std::lower_bound(positions.begin(), positions.end(), first);
+  for (; at != positions.end() && *at < first + count; ++at) x[*at - first] = empty_lse;
+}
+
+void leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x) {
+  const std::int64_t padded = whole_value_blocks(count);
+  std::fill(x, x + std::clamp<std::int64_t>(range.begin - first, 0, count), empty_lse);
+  std::fill(x + std::clamp<std::int64_t>(range.end - first, 0, count), x + padded, empty_lse);
+}
+
+void prefetch(std::span<const std::uint8_t> bytes) {
+  constexpr std::size_t line = 64;
+  for (std::size_t i = 0; i < bytes.size(); i += line) __builtin_prefetch(bytes.data() + i);
+}
+
+void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t first,
+              std::int64_t count, std::span<const ScoreEstimate> estimates, float* scores,
+              std::span<const float> highs, std::span<CodeSums> sums,
+              std::span<const std::uint8_t> next) {
+  struct Workspace {
+    std::vector<std::uint8_t> weights;
+    std::vector<WeightedTile> weighted;
+  };
+  const Scratch<Workspace> workspace;
+  auto& [weights, weighted] = *workspace;
+  weights.resize(sums.size() * code_tile);
+  weighted.clear();
+  const std::int64_t padded = whole_value_blocks(count);
+  for (std::size_t q = 0; q < sums.size(); ++q) {
+    // Not all of it at once: a processor waits for few lines at a time.
+    const std::size_t asked = next.size() * q / sums.size();
+    prefetch(next.subspan(asked, next.size() * (q + 1) / sums.size() - asked));
+    float* of = scores + static_cast<std::int64_t>(q) * code_tile;
+    float high = highs[q];
+    if (estimates[q].changes(high)) {
+      estimates[q].correct(of, count);
+      high = max_of(of, padded);
+    }
+    CodeSums& to = sums[q];
+    if (high < to.high - negligible || high == empty_lse) continue;
+    to.raise(high);
+    std::uint8_t* of_weights = weights.data() + q * code_tile;
+    const WeightSums tile = weigh_scores(of, padded, high, of_weights);
+    const float factor = std::exp(high - to.high);
+    to.total += factor * tile.total;
+    to.squares += factor * factor * tile.squares;
+    weighted.push_back({of_weights, factor, to.axes.data()});
+  }
+  if (coder.lanes() > 0)
+    sum_values(codes + first / 4 * coder.lanes(), coder.lanes(), weighted, padded);
+}
+
+}  // namespace topkv

@@ -1,0 +1,58 @@
+// A tail made of codes: scores of all keys by the codes of an index (codes_index.h), values by one
+// bit for each of their main axes (value_codes.h), or all by their mean.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <stop_token>
+#include <vector>
+
+#include "index/codes/code_sums.h"
+#include "index/codes/codes_index.h"
+#include "index/codes/value_codes.h"
+#include "index/common/row_tail.h"
+#include "src/core/memory/huge_vector.h"
+
+namespace topkv {
+
+class CodeTail final : public RowTail {
+ public:
+  /// index: over the rows' keys; it and the rows outlive this. bits: of a value's code; 0: none is
+  /// coded, and the mean of all rows' values is what those in the tail add. encoder: codes them;
+  /// null: the host's threads do. Throws InvalidArgument when a value is not finite, Stopped when
+  /// that is requested.
+  CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
+           const std::stop_token& stop, CodeEncoder* encoder = nullptr);
+
+  /// That fields() is to read.
+  CodeTail(const CodesIndex& index, const RowsView& rows) : index_(index), rows_(rows) {}
+  /// For a file; bits: as above.
+  void fields(std::int64_t bits, Archive& archive);
+
+  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are; of others
+  /// the mass is estimated (ScoreEstimate).
+  void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
+              std::span<const float> ceilings, float scale, float softcap,
+              const TailParts& out) const override;
+
+  std::int64_t memory() const override;
+
+  const ValueCoder& coder() const { return coder_; }
+  const std::uint8_t* codes() const { return codes_.data(); }
+
+ private:
+  struct Pass;
+  struct Rare;
+  void attend_some(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
+                   std::span<const float> ceilings, float scale, float softcap,
+                   const TailParts& out) const;
+  void sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSums> sums) const;
+  void attend_rare(const Pass& pass, PositionRange range, std::int64_t query, Rare& rare) const;
+
+  const CodesIndex& index_;
+  RowsView rows_;
+  ValueCoder coder_;
+  HugeVector<std::uint8_t> codes_;
+};
+
+}  // namespace topkv

@@ -1,0 +1,309 @@
+#include "index/codes/value_codes.h"
+
+// Processors with AVX-512 VNNI multiply and add bytes in one instruction. (Without optimisation
+// Highway's dispatch is a function that files would share, and must see the same targets in all.)
+#ifdef __OPTIMIZE__
+#define HWY_WANT_AVX3_DL
+#endif
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "index/codes/value_scan.cc"
+#include <hwy/foreach_target.h>
+#include "src/core/math/simd.h"
+// clang-format on
+
+#ifndef TOPKV_VALUE_SCAN_ONCE
+#define TOPKV_VALUE_SCAN_ONCE
+namespace topkv {
+
+/// Which of 16 weights a table entry is made of. Byte 16 q + x of pattern i is for entry x of the
+/// table of values 4 q to 4 q + 3: it chooses weight 4 q + i if x has bit i, else none.
+struct TablePatterns {
+  alignas(64) std::uint8_t of[4][64];
+  constexpr TablePatterns() : of() {
+    for (unsigned i = 0; i < 4; ++i) {
+      for (unsigned b = 0; b < 64; ++b) {
+        of[i][b] = static_cast<std::uint8_t>((b & (1U << i)) != 0 ? b / 16 * 4 + i : 0x80);
+      }
+    }
+  }
+};
+inline constexpr TablePatterns patterns;
+
+}  // namespace topkv
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace topkv {
+namespace HWY_NAMESPACE {
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+constexpr float most_weight = 254.5F;  // what a weight of 1 becomes; 255 with what it carries
+#else
+constexpr float most_weight = 62.5F;  // so that four fit into 8 bits
+#endif
+
+/// Added to a number below 2^22, and taken away again, leaves it rounded to a whole one, ties to
+/// even, which the lower bits of the sum tell.
+constexpr float rounder = 0x1.8p23F;
+
+/// 2^x of x <= 0. (Coefficients: Cephes, exp2f.)
+template <class D>
+HWY_INLINE hn::Vec<D> power_of_2(D d, hn::Vec<D> x) {
+  const hn::RebindToUnsigned<D> d32;
+  x = hn::Max(x, hn::Set(d, -126.0F));
+  const auto rounded = hn::Add(x, hn::Set(d, rounder));
+  const auto part = hn::Sub(x, hn::Sub(rounded, hn::Set(d, rounder)));
+  auto y = hn::Set(d, 1.535336188319500e-4F);
+  for (const float c : {1.339887440266574e-3F, 9.618437357674640e-3F, 5.550332471162809e-2F,
+                        2.402264791363012e-1F, 6.931472028550421e-1F, 1.0F})
+    y = hn::MulAdd(y, part, hn::Set(d, c));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(d32, rounded));
+  return hn::BitCast(d, hn::Add(hn::BitCast(d32, y), exponent));
+}
+
+/// Of each number the lowest 8 bits.
+template <class V>
+HWY_INLINE void store_lowest(V numbers, std::uint8_t* to) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(numbers.raw));
+#else
+  const hn::DFromV<V> d32;
+  const hn::Rebind<std::uint8_t, decltype(d32)> d8;
+  hn::StoreU(hn::DemoteTo(d8, hn::And(numbers, hn::Set(d32, 255))), d8, to);
+#endif
+}
+
+/// Lanes begin to round with different parts of a unit.
+WeightSums weigh_scores_any(const float* scores, std::int64_t count, float high,
+                            std::uint8_t* out) {
+  constexpr std::int64_t chains = 4;  // vectors, each with what is carried to it
+  const hn::CappedTag<float, value_block / chains> d;
+  const hn::RebindToSigned<decltype(d)> d32;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto log2_of_e = hn::Set(d, 1.44269504088896341F);
+  const auto most = hn::Set(d, high);
+  const auto factor = hn::Set(d, most_weight);
+  const auto part = hn::Set(d, 1.0F / static_cast<float>(chains * lanes));
+  hn::Vec<decltype(d)> carried[chains];
+  hn::Vec<decltype(d)> total[chains];
+  hn::Vec<decltype(d)> squares[chains];
+  for (std::int64_t c = 0; c < chains; ++c) {
+    const auto number = hn::Iota(d, static_cast<float>(c * lanes) + 0.5F);
+    carried[c] = hn::MulAdd(number, part, hn::Set(d, -0.5F));
+    total[c] = squares[c] = hn::Zero(d);
+  }
+  for (std::int64_t i = 0; i < count; i += chains * lanes) {
+    for (std::int64_t c = 0; c < chains; ++c) {
+      const auto below = hn::Sub(hn::LoadU(d, scores + i + c * lanes), most);
+      const auto weight = power_of_2(d, hn::Mul(below, log2_of_e));
+      total[c] = hn::Add(total[c], weight);
+      squares[c] = hn::MulAdd(weight, weight, squares[c]);
+      const auto exact = hn::MulAdd(weight, factor, carried[c]);
+      const auto rounded = hn::Add(exact, hn::Set(d, rounder));
+      carried[c] = hn::Sub(exact, hn::Sub(rounded, hn::Set(d, rounder)));
+      store_lowest(hn::BitCast(d32, rounded), out + i + c * lanes);
+    }
+  }
+  const auto sum = [&](const hn::Vec<decltype(d)>(&of)[chains]) HWY_ATTR {
+    return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(of[0], of[1]), hn::Add(of[2], of[3]))));
+  };
+  return {sum(total), sum(squares)};
+}
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+
+constexpr std::int64_t ahead = 4096;  // bytes
+
+/// For 8 * chunks lanes. A mask of 64 bits says of 16 axes which of 4 values have their bit: lane
+/// by lane the axis of the lower nibble, then that of the upper.
+template <std::int64_t count, std::int64_t chunks>
+HWY_INLINE void sum_chunks(const std::uint8_t* codes, std::int64_t lanes, std::int64_t lane,
+                           const WeightedTile* queries, std::int64_t fours) {
+  const hn::CappedTag<std::int32_t, 16> d32;
+  Sums16 negative[count][chunks];
+  for (auto& of_query : negative) {
+    for (auto& sum : of_query) sum = hn::Zero(d32);
+  }
+  for (std::int64_t i = 0; i < fours; ++i) {
+    __m512i has_bit[chunks];  // -1 or 0 for each value
+    __builtin_prefetch(codes + i * lanes + lane + ahead);
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      std::uint64_t mask = 0;
+      std::memcpy(&mask, codes + i * lanes + lane + 8 * c, sizeof mask);
+      has_bit[c] = _mm512_movm_epi8(mask);
+    }
+    for (std::int64_t q = 0; q < count; ++q) {
+      std::int32_t four = 0;
+      std::memcpy(&four, queries[q].weights + 4 * i, sizeof four);
+      const auto weights = hn::Set(d32, four);
+      for (std::int64_t c = 0; c < chunks; ++c)
+        negative[q][c] = add_products_of_4(negative[q][c], weights.raw, has_bit[c]);
+    }
+  }
+  for (std::int64_t q = 0; q < count; ++q) {
+    const float unit = -queries[q].factor / most_weight;
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      std::int32_t sums[16];
+      hn::StoreU(negative[q][c], d32, sums);
+      for (std::int64_t i = 0; i < 8; ++i) {
+        queries[q].sums[lane + 8 * c + i] += unit * static_cast<float>(sums[2 * i]);
+        queries[q].sums[lanes + lane + 8 * c + i] += unit * static_cast<float>(sums[2 * i + 1]);
+      }
+    }
+  }
+}
+
+template <std::int64_t count>
+HWY_INLINE void sum_some(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile* queries,
+                         std::int64_t fours) {
+  std::int64_t lane = 0;
+  for (; lane + 32 <= lanes; lane += 32) sum_chunks<count, 4>(codes, lanes, lane, queries, fours);
+  for (; lane < lanes; lane += 16) sum_chunks<count, 2>(codes, lanes, lane, queries, fours);
+}
+
+void sum_values_any(const std::uint8_t* codes, std::int64_t lanes,
+                    std::span<const WeightedTile> queries, std::int64_t count) {
+  const std::int64_t all = std::ssize(queries);
+  for (std::int64_t q = 0; q < all; q += 4) {
+    const WeightedTile* some = &queries[static_cast<std::size_t>(q)];
+    switch (all - q) {
+      case 1:
+        sum_some<1>(codes, lanes, some, count / 4);
+        break;
+      case 2:
+        sum_some<2>(codes, lanes, some, count / 4);
+        break;
+      case 3:
+        sum_some<3>(codes, lanes, some, count / 4);
+        break;
+      default:
+        sum_some<4>(codes, lanes, some, count / 4);
+    }
+  }
+}
+
+#else
+#if HWY_TARGET == HWY_SCALAR
+
+/// As below, for processors without shuffles.
+void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query,
+             std::int64_t count) {
+  const auto& [whole, factor, sums] = query;
+  for (std::int64_t lane = 0; lane < lanes; ++lane) {
+    unsigned low = 0;
+    unsigned high = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const unsigned byte = codes[i / 4 * lanes + lane];
+      low += (byte >> i % 4 & 1) * whole[i];
+      high += (byte >> (4 + i % 4) & 1) * whole[i];
+    }
+    sums[lane] += factor / most_weight * static_cast<float>(low);
+    sums[lanes + lane] += factor / most_weight * static_cast<float>(high);
+  }
+}
+
+#else
+
+/// tables: for each four values the 16 sums of those of their weights that an entry's bits choose.
+HWY_INLINE void make_tables(const std::uint8_t* whole, std::int64_t count, std::uint8_t* tables) {
+  const hn::CappedTag<std::uint8_t, 64> d;
+  const auto size = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const auto weights = hn::LoadDup128(d, whole + i);
+    for (std::int64_t b = 0; b < 64; b += size) {
+      auto sum = hn::Zero(d);
+      for (const auto& pattern : patterns.of) {
+        sum = hn::Add(sum, hn::TableLookupBytesOr0(weights, hn::LoadU(d, pattern + b)));
+      }
+      hn::StoreU(sum, d, tables + i * 4 + b);
+    }
+  }
+}
+
+/// cap: lanes taken at a time.
+template <std::size_t cap>
+HWY_INLINE void add_tables(const std::uint8_t* codes, std::int64_t lanes,
+                           const std::uint8_t* tables, std::int64_t fours, float factor,
+                           float* sums) {
+  const hn::CappedTag<std::uint8_t, cap> d8;
+  const hn::Repartition<std::uint16_t, decltype(d8)> d16;
+  const auto size = static_cast<std::int64_t>(hn::Lanes(d8));
+  const auto low = hn::Set(d8, std::uint8_t{15});
+  for (std::int64_t lane = 0; lane < lanes; lane += size) {
+    // Entries are added two at a time as 16 bits, which wrap around; the odd ones once more alone.
+    auto low_both = hn::Zero(d16);
+    auto low_odd = hn::Zero(d16);
+    auto high_both = hn::Zero(d16);
+    auto high_odd = hn::Zero(d16);
+    for (std::int64_t i = 0; i < fours; ++i) {
+      const auto table = hn::LoadDup128(d8, tables + i * 16);
+      const auto x = hn::LoadU(d8, codes + i * lanes + lane);
+      const auto shifted = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, x)));
+      const auto first = hn::BitCast(d16, hn::TableLookupBytes(table, hn::And(x, low)));
+      const auto second = hn::BitCast(d16, hn::TableLookupBytes(table, hn::And(shifted, low)));
+      low_both = hn::Add(low_both, first);
+      low_odd = hn::Add(low_odd, hn::ShiftRight<8>(first));
+      high_both = hn::Add(high_both, second);
+      high_odd = hn::Add(high_odd, hn::ShiftRight<8>(second));
+    }
+    const auto add = [&](auto both, auto odd, float* to) HWY_ATTR {
+      std::uint16_t even_sums[cap / 2];
+      std::uint16_t odd_sums[cap / 2];
+      hn::StoreU(hn::Sub(both, hn::ShiftLeft<8>(odd)), d16, even_sums);
+      hn::StoreU(odd, d16, odd_sums);
+      for (std::int64_t i = 0; i < size / 2; ++i) {
+        to[2 * i] += factor / most_weight * static_cast<float>(even_sums[i]);
+        to[2 * i + 1] += factor / most_weight * static_cast<float>(odd_sums[i]);
+      }
+    };
+    add(low_both, low_odd, sums + lane);
+    add(high_both, high_odd, sums + lanes + lane);
+  }
+}
+
+void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query,
+             std::int64_t count) {
+  const auto& [whole, factor, sums] = query;
+  std::uint8_t tables[value_tile * 4];
+  make_tables(whole, count, tables);
+  if (lanes % 64 == 0) {
+    add_tables<64>(codes, lanes, tables, count / 4, factor, sums);
+  } else if (lanes % 32 == 0) {
+    add_tables<32>(codes, lanes, tables, count / 4, factor, sums);
+  } else {
+    add_tables<16>(codes, lanes, tables, count / 4, factor, sums);
+  }
+}
+
+#endif
+
+void sum_values_any(const std::uint8_t* codes, std::int64_t lanes,
+                    std::span<const WeightedTile> queries, std::int64_t count) {
+  for (const WeightedTile& query : queries) sum_one(codes, lanes, query, count);
+}
+
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace topkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace topkv {
+
+HWY_EXPORT(weigh_scores_any);
+HWY_EXPORT(sum_values_any);
+
+WeightSums weigh_scores(const float* scores, std::int64_t count, float high,
+                        std::uint8_t* weights) {
+  return HWY_DYNAMIC_DISPATCH(weigh_scores_any)(scores, count, high, weights);
+}
+
+void sum_values(const std::uint8_t* codes, std::int64_t lanes,
+                std::span<const WeightedTile> queries, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(sum_values_any)(codes, lanes, queries, count);
+}
+
+}  // namespace topkv
+#endif

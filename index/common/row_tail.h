@@ -1,0 +1,55 @@
+// The tail: a partial that stands for all rows of a KV head that were not attended themselves,
+// estimated from a few bytes of each.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "index/common/tail_noise.h"
+#include "topkv/attention.h"
+#include "topkv/key_index.h"
+
+namespace topkv {
+
+/// What a tail gives, for each query.
+struct TailParts {
+  PartialView estimate;  ///< of the rows that are known by a few bytes; overwritten
+  PartialView exact;     ///< of rows that the tail attends as they are; overwritten
+  TailNoise* noise;      ///< of the estimate
+};
+
+/// Makes the parts empty ones.
+inline void make_empty(const TailParts& out) {
+  for (const PartialView& empty : {out.estimate, out.exact}) {
+    std::fill_n(empty.out, empty.heads * empty.head_dim, 0.0F);
+    std::fill_n(empty.lse, empty.heads, empty_lse);
+  }
+  std::fill_n(out.noise, out.estimate.heads, TailNoise{});
+}
+
+/// Const members are safe from many threads.
+class RowTail {
+ public:
+  virtual ~RowTail() = default;
+
+  /// Gives, for each query, partials over the rows of its allowed range that are not among
+  /// `taken` (ascending positions, per query). Scores are scale * q·k, capped when softcap > 0.
+  /// ceilings: per query, what no such row's score exceeds (infinity: not known); without it the
+  /// errors of many estimates would drown what a sharp query found.
+  /// A query without such rows gets empty partials. The result does not depend on the number of
+  /// threads.
+  virtual void attend(const QueryBlock& queries,
+                      std::span<const std::span<const std::int64_t>> taken,
+                      std::span<const float> ceilings, float scale, float softcap,
+                      const TailParts& out) const = 0;
+
+  /// Bytes held beyond the rows and the index that it was made with.
+  virtual std::int64_t memory() const = 0;
+
+  /// Bytes that estimating for one token's heads reads, beyond that index.
+  virtual std::int64_t bytes_read(std::int64_t /*heads*/) const { return memory(); }
+};
+
+}  // namespace topkv

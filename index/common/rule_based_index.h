@@ -1,0 +1,103 @@
+// Indices of methods that choose rows by a rule of their own (pages, components of keys, clusters):
+// what they choose is attended as it is, as their papers have it, and scores are exact.
+#pragma once
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "index/common/inserting_index.h"
+#include "index/common/scan.h"
+#include "index/common/stand_ins.h"
+
+namespace topkv {
+
+/// One token's queries for a KV head.
+struct TokenHeads {
+  const float* queries;  // [heads, dim]
+  std::int64_t heads;
+  std::int64_t dim;
+  float scale;  // of scores, in attention
+
+  const float* query(std::int64_t head) const { return queries + head * dim; }
+};
+
+/// Scores of keys, or of what stands for them, for queries [heads, dim]: out[h * keys.count + i]. A
+/// thread takes so many at a time.
+void score_all(const float* queries, std::int64_t heads, const KeyView& keys,
+               std::int64_t at_a_time, float* out);
+
+/// Scores that are beyond float32 and so not numbers come last: what they are of is found where
+/// there is nothing else.
+inline void rank_not_numbers_last(std::span<float> scores) {
+  for (float& score : scores) score = std::isnan(score) ? no_threshold : score;
+}
+
+/// Memory that score_given works in.
+struct GivenScores {
+  std::vector<std::int64_t> numbers;
+  std::vector<float> scores;
+  std::vector<Scored> scored;
+};
+/// Scores for a query of the entries that were given for a head, in their order.
+std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
+                              const GivenEntries& given, std::int64_t head, GivenScores& room);
+
+class RuleBasedIndex : public InsertingIndex {
+ public:
+  /// Throws InvalidArgument where queries are not whole groups whose heads have one range, or not
+  /// whole questions.
+  void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final {
+    search(queries, k, nullptr, result);
+  }
+  /// The same with entries that a device chose by the stand-ins for the queries, those of one
+  /// token, as entry_choice says: it ranks these alone, and chooses for itself where they hold too
+  /// few rows that are allowed. Null: it chooses.
+  void search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+              SearchResult& result) const;
+
+  /// What a device needs to choose in its place. REQUIRES: built.
+  virtual StandIns stand_ins() const { return {}; }
+  /// The most that these would be of so many keys, without what they point to.
+  virtual StandIns planned_stand_ins(std::int64_t /*dim*/, std::int64_t /*keys*/) const {
+    return {};
+  }
+  /// Whether all of so many allowed keys are found, so that there is nothing to choose.
+  bool takes_all(std::int64_t allowed, std::int64_t k) const {
+    return allowed <= k && !chooses_fewer();
+  }
+
+ protected:
+  /// Whether it may choose fewer than k where there are more, and so is asked even where k are all.
+  virtual bool chooses_fewer() const { return false; }
+
+  /// found[h]: up to k of the positions in the allowed range, which is not empty, lies within the
+  /// keys and, but for those that choose fewer, holds more than k; each once, those that it would
+  /// rather have first. Safe from many threads.
+  virtual void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                      std::span<std::vector<std::int64_t>> found) const = 0;
+
+  /// Whether the tokens of a question choose together: else choose() is asked for each.
+  virtual bool joins_questions() const { return false; }
+
+  /// Likewise for all tokens of a question: queries [tokens, heads, dim], a range for each token,
+  /// which may be empty or hold no more than k; found[t * heads + h].
+  virtual void choose_together(const TokenHeads& first, std::span<const PositionRange> allowed,
+                               std::int64_t k, std::span<std::vector<std::int64_t>> found) const {
+    choose(first, allowed[0], k, found);
+  }
+
+  /// As choose(), from entries that were given. False: they are too few, and found is not to be
+  /// used. REQUIRES: there are stand-ins.
+  virtual bool choose_given(const TokenHeads& /*token*/, PositionRange /*allowed*/,
+                            std::int64_t /*k*/, const GivenEntries& /*given*/,
+                            std::span<std::vector<std::int64_t>> /*found*/) const {
+    return false;
+  }
+
+ private:
+  void search_question(const QueryBlock& queries, std::int64_t first, std::int64_t tokens,
+                       std::int64_t k, const GivenEntries* given, SearchResult& result) const;
+};
+
+}  // namespace topkv

@@ -1,0 +1,319 @@
+// `topkv ask`: prompts over a context that lies in a file, each in a session of its own.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/cli/commands.h"
+#include "src/cli/commands/answer_stream.h"
+#include "src/cli/commands/chat_answers.h"
+#include "src/cli/commands/device_report.h"
+#include "src/cli/commands/input.h"
+#include "src/cli/commands/load_context.h"
+#include "src/cli/flags/answer_flags.h"
+#include "src/cli/flags/options.h"
+#include "src/cli/terminal/interrupt.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/memory/memory.h"
+#include "src/core/text/byte_text.h"
+#include "src/core/text/format_numbers.h"
+#include "src/core/threads/stopwatch.h"
+#include "src/serve/prompt_boundary.h"
+#include "topkv/context_file.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct AskFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  SamplingFlags sampling;
+  AnswerFlags answers;
+  TemplateFlags variables;
+  std::string file;
+  std::vector<std::string> prompts;
+  std::string memory;  // empty: what the machine has free
+  std::string length;
+  bool mapped = false;
+
+  std::int64_t most_predicted() const {
+    return sampling.predict.empty() ? 128 : parse_count("-n", sampling.predict, 1);
+  }
+};
+
+void check_flags(const AskFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.sampling);
+  check_flags(flags.answers);
+  template_variables(flags.variables);
+  flags.most_predicted();
+  for (const std::string& prompt : flags.prompts) check_utf8("--prompt", prompt);
+  if (flags.retrieval.indices.size() > 1)
+    throw UsageError("--kv-index: ask takes one index; several are for topkv needle");
+}
+
+/// A model, and a context that it read.
+class Asking {
+ public:
+  Asking(const AskFlags& flags, const Model& model, LoadedContext loaded,
+         std::optional<ChatTemplate> chat, ProgressBar& progress)
+      : flags_(flags),
+        model_(model),
+        loaded_(std::move(loaded)),
+        chat_(std::move(chat)),
+        progress_(progress) {}
+
+  /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
+  /// the user has asked to stop while prompts are read.
+  void ask(std::span<const std::string> prompts) {
+    std::vector<std::vector<Token>> tokens;
+    for (const std::string& prompt : prompts) tokens.push_back(tokens_of(prompt));
+    answer(prompts, std::move(tokens));
+  }
+
+  /// Likewise lines of standard input, up to one that cannot be asked: its error comes then.
+  void ask_lines(std::span<const std::string> lines) {
+    std::vector<std::vector<Token>> tokens;
+    std::exception_ptr refused;
+    try {
+      for (const std::string& line : lines) {
+        check_utf8("standard input", line);
+        tokens.push_back(tokens_of(line));
+      }
+    } catch (const std::exception&) {
+      refused = std::current_exception();
+    }
+    const std::span<const std::string> asked = lines.first(tokens.size());
+    answer(asked, std::move(tokens));
+    if (refused && !interrupted()) std::rethrow_exception(refused);
+  }
+
+ private:
+  static constexpr std::size_t most_together = 16;
+
+  std::vector<Token> tokens_of(const std::string& prompt) const {
+    std::vector<Token> tokens =
+        serve::tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt,
+                                template_variables(flags_.variables));
+    if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
+    model_.check_reach(loaded_.context->tokens() + std::ssize(tokens) + flags_.most_predicted());
+    return tokens;
+  }
+
+  void answer(std::span<const std::string> prompts, std::vector<std::vector<Token>> tokens) {
+    while (!prompts.empty() && !interrupted()) {
+      const std::size_t asked = ask_together(prompts, tokens);
+      prompts = prompts.subspan(asked);
+      tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(asked));
+    }
+  }
+
+  /// Asks as many of the first as there is memory for; gives how many.
+  std::size_t ask_together(std::span<const std::string> prompts,
+                           std::span<const std::vector<Token>> tokens) {
+    const std::int64_t most = flags_.most_predicted();
+    std::vector<Session> sessions;
+    sessions.reserve(most_together);  // they stay where they are
+    // Of host memory none has taken its own yet when the next one looks at what is free.
+    const AttentionShape& shape = loaded_.context->shape();
+    const std::int64_t token_bytes =
+        shape.layers * shape.kv_heads * loaded_.context->dtype().row_bytes(shape.head_dim);
+    std::int64_t left = available_host_memory();
+    while (sessions.size() < std::min(most_together, prompts.size())) {
+      const std::int64_t own = std::ssize(tokens[sessions.size()]) + most + 1;
+      if (!sessions.empty() && own > left / token_bytes) break;
+      try {
+        RetrievalOptions options =
+            retrieval_options(flags_.retrieval, model_.config().attention.layers,
+                              flags_.retrieval.indices.front(), own);
+        if (!sessions.empty()) options.memory_budget = left;
+        sessions.emplace_back(loaded_.context, std::move(options), model_.device());
+      } catch (const OutOfMemory&) {
+        if (sessions.empty()) throw;
+        break;  // the others are asked after these
+      }
+      left -= own * token_bytes;
+    }
+    const std::size_t count = sessions.size();
+    std::vector<Session*> each;
+    for (Session& session : sessions) each.push_back(&session);
+    std::vector<AnswerStream> streams;
+    for (std::size_t i = 0; i < count; ++i)
+      streams.emplace_back(flags_.answers.json ? AnswerStream::Shown::as_events
+                           : i == 0            ? AnswerStream::Shown::at_once
+                                               : AnswerStream::Shown::at_end,
+                           answered_ + static_cast<std::int64_t>(i));
+    const Stopwatch watch;
+    std::vector<double> first_token(count);
+    TokenLogprobs logprobs = {.chosen = {.token = -1}, .top = {}};
+    GenerateOptions options =
+        generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    if (options.sampling.repetition_penalty != 1) options.before = loaded_.origin.tokens;
+    if (chat_) {
+      const ChatAnswers answers(*chat_, model_.tokenizer());
+      answers.prepare(options);
+      for (std::size_t i = 0; i < count; ++i)
+        answers.divide(streams[i], tokens[i], flags_.answers.quiet);
+    }
+    options.progress = progress_.brief_callback("prompt");
+    if (options.logprobs >= 0) {
+      // Told just before the token that they are of.
+      options.on_logprobs = [&](const TokenLogprobs& of) { logprobs = of; };
+    }
+    const std::vector<GenerateResult> results = model_.generate_together(
+        each, tokens.first(count), options,
+        [&](std::size_t i, Token token) {
+          if (first_token[i] == 0) first_token[i] = watch.seconds();
+          streams[i].take(logprobs);
+          return streams[i].take(token);
+        },
+        [&](std::size_t i, std::string_view piece) { return streams[i].take(piece); });
+    for (std::size_t i = 0; i < count; ++i) {
+      streams[i].finish();
+      print_figures(prompts[i], std::ssize(tokens[i]), results[i], streams[i], first_token[i]);
+    }
+    return count;
+  }
+
+  void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
+                     const AnswerStream& stream, double first_token) {
+    const auto count = static_cast<std::int64_t>(result.tokens.size());
+    const double rate =
+        result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
+    const std::int64_t number = answered_++;
+    if (flags_.answers.json) {
+      Json json;
+      json["event"] = "answer";
+      json["answer"] = number;
+      json["prompt"] = prompt;
+      json["text"] = stream.content();
+      if (!stream.reasoning().empty()) json["reasoning"] = stream.reasoning();
+      json["tokens"] = result.tokens;
+      json["finish"] = name_of(result.finish);
+      json["context_tokens"] = loaded_.context->tokens();
+      json["prompt_tokens"] = read;
+      json["generated_tokens"] = count;
+      json["first_token_seconds"] = first_token;
+      json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
+      print_event(json);
+      return;
+    }
+    if (flags_.answers.quiet) return;
+    fmt::print(stderr, "[{} tokens read, first answered after {}, {} answered, {}/s]\n",
+               format_grouped(read), format_seconds(first_token), format_grouped(count),
+               format_rate(rate));
+  }
+
+  const AskFlags& flags_;
+  const Model& model_;
+  LoadedContext loaded_;
+  std::optional<ChatTemplate> chat_;
+  ProgressBar& progress_;
+  std::int64_t answered_ = 0;  // prompts
+};
+
+int run_ask(AskFlags flags) {
+  check_flags(flags);
+  const ContextFileInfo info = context_file_info(flags.file);
+  name_index_of_file(flags.retrieval, info);
+  check_asked(flags.file, info, flags.retrieval);
+  check_model(flags.model, flags.retrieval);
+  std::optional<ChatTemplate> chat;
+  if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
+  if (!chat && !flags.variables.variables.empty())
+    throw UsageError(
+        "--template-arg: the context is a plain text without a chat template; leave the flag out");
+  const std::int64_t length =
+      flags.length.empty() ? info.length : parse_count("--length", flags.length);
+  const std::int64_t memory = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
+  const Device device = open_device(flags.model);
+  catch_interrupts();
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  if (flags.answers.quiet) progress.hush();
+  PrefillFlags prefill;
+  prefill.mode = "dense";
+  const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
+  const std::string own = model.fingerprint();
+  const double penalty = generate_options(flags.sampling, flags.answers, model.config().sampling,
+                                          flags.most_predicted())
+                             .sampling.repetition_penalty;
+  if (penalty != 1 && !info.has_token_ids) {
+    throw FileError(
+        fmt::format("{}: has no token ids for the repetition penalty of {} to count; give "
+                    "--repetition-penalty 1, or a file that topkv prefill wrote",
+                    printable(flags.file), penalty));
+  }
+  LoadedContext loaded = load_asked(
+      {.file = flags.file, .mapped = flags.mapped, .memory = memory, .quiet = flags.answers.quiet},
+      info, flags.model, flags.retrieval, own, device, progress);
+  check_ids(flags.file, loaded.origin.tokens, model.config().vocab_size);
+  Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
+  stop_if_interrupted();
+  asking.ask(flags.prompts);
+  if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
+  const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  bool asked = false;
+  while (const std::optional<std::string> line = next_line(terminal)) {
+    // Those that are there by now are asked together: who waits for an answer gets it.
+    std::vector<std::string> lines = {*line};
+    while (!terminal && lines.size() < 1024 && line_waits()) {
+      const std::optional<std::string> more = next_line(false);
+      if (!more) break;
+      lines.push_back(*more);
+    }
+    std::erase_if(
+        lines, [](const std::string& one) { return one.find_first_not_of(" \t\r") == one.npos; });
+    asked = asked || !lines.empty();
+    try {
+      asking.ask_lines(lines);
+    } catch (const Interrupted&) {
+      if (!terminal) throw;
+      progress.finish();
+      fmt::print(stderr, "[interrupted: the question was not answered]\n");
+    }
+    if (!terminal && interrupted()) return interrupted_status();
+    forget_interrupt();
+  }
+  if (!asked && !terminal)
+    print_warning("nothing was asked: there is no -p, and no line with text on standard input");
+  return 0;
+}
+
+}  // namespace
+
+Run add_ask(CLI::App& app) {
+  CLI::App* command = add_command(app, "ask");
+  const auto flags = std::make_shared<AskFlags>();
+  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->retrieval);
+  add_flags(*command, flags->sampling);
+  add_flags(*command, flags->answers);
+  add_flags(*command, flags->variables);
+  command->add_option("FILE", flags->file, "a context's file")->required();
+  command->add_option("-p,--prompt", flags->prompts, "a text to continue")
+      ->expected(1)
+      ->take_all()
+      ->default_str("prompts that are lines of standard input");
+  command->add_flag("--mmap", flags->mapped);
+  command->add_option("--mem", flags->memory, "a size such as 8GiB");
+  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  return [flags] { return run_ask(*flags); };
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,267 @@
+// `topkv chat`: a conversation over files, which are read once into a context. The session over it
+// holds the turns; where a template rewrites earlier ones, what is no longer so is forgotten.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "src/cli/commands.h"
+#include "src/cli/commands/answer_stream.h"
+#include "src/cli/commands/chat_answers.h"
+#include "src/cli/commands/conversation.h"
+#include "src/cli/commands/device_report.h"
+#include "src/cli/commands/input.h"
+#include "src/cli/commands/prefill_step.h"
+#include "src/cli/flags/answer_flags.h"
+#include "src/cli/flags/options.h"
+#include "src/cli/terminal/interrupt.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/io/files.h"
+#include "src/core/text/byte_text.h"
+#include "src/core/text/common_tokens.h"
+#include "src/core/text/format_numbers.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct ChatFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  PrefillFlags prefill;
+  SamplingFlags sampling;
+  AnswerFlags answers;
+  TemplateFlags variables;
+  std::string system;
+  std::string room = "64K";
+  std::vector<std::string> files;
+
+  std::int64_t most_predicted() const {
+    return sampling.predict.empty() ? 1024 : parse_count("-n", sampling.predict, 1);
+  }
+  std::int64_t most_own() const { return parse_count("--room", room, 2); }
+};
+
+void check_flags(const ChatFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.prefill);
+  check_flags(flags.sampling);
+  check_flags(flags.answers);
+  template_variables(flags.variables);
+  check_utf8("--system", flags.system);
+  flags.most_predicted();
+  flags.most_own();
+  if (flags.retrieval.indices.size() > 1) {
+    throw UsageError("--kv-index: chat takes one index; several are for topkv needle");
+  }
+  for (const std::string& file : flags.files) {
+    if (file == "-") throw UsageError("--file: '-' is standard input, where questions come from");
+    check_readable(file);
+  }
+}
+
+/// The model at work: a context, and a session over it that holds the turns so far.
+class Chat {
+ public:
+  Chat(const ChatFlags& flags, const Model& model, Conversation conversation, ChatAnswers answers,
+       ProgressBar& progress)
+      : flags_(flags),
+        model_(model),
+        conversation_(std::move(conversation)),
+        answers_(std::move(answers)),
+        progress_(progress) {
+    read(conversation_.before_questions());
+  }
+
+  /// Prints the answer as it comes. False, and told, where there is no room for the question, or
+  /// the user has asked to stop before there is an answer: then the conversation is as before.
+  bool ask(const std::string& question) {
+    const std::vector<Token> asked = conversation_.ask(question);
+    std::size_t same = std::min(common_tokens(held_, asked), asked.size() - 1);
+    const auto frozen = static_cast<std::size_t>(session_->context().tokens());
+    if (same < frozen) {
+      read_again(asked, frozen);
+      same = held_.size();
+    }
+    session_->truncate(static_cast<std::int64_t>(same) - session_->context().tokens());
+    const std::span<const Token> prompt = std::span(asked).subspan(same);
+    const std::int64_t room =
+        flags_.most_own() - session_->own_tokens() - static_cast<std::int64_t>(prompt.size());
+    if (room < 1) {
+      held_.resize(same);
+      conversation_.forget_question();
+      progress_.note(warning_line(fmt::format(
+          "the question was skipped: with it the conversation takes {} tokens beside the files, "
+          "and --room allows {}, with an answer; ask something shorter, or start again with a "
+          "larger --room",
+          format_grouped(flags_.most_own() - room), format_grouped(flags_.most_own()))));
+      return false;
+    }
+    try {
+      answer(asked, prompt, std::min(room, flags_.most_predicted()));
+    } catch (const Interrupted&) {
+      held_.resize(same);
+      conversation_.forget_question();
+      progress_.finish();
+      fmt::print(stderr, "[interrupted: the question was not answered]\n");
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  void read(const std::vector<Token>& tokens) {
+    const ModelConfig& config = model_.config();
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    check_rows(config.attention, count + flags_.most_own(),
+               prefill_options(flags_.prefill, flags_.retrieval));
+    check_indices(flags_.retrieval, config, count);
+    check_indices(model_.device(), config.attention, flags_.retrieval, count);
+    session_.reset();  // and the context before it, whose rows may take all there is
+    const Prefilled prefilled =
+        prefill(model_, flags_.retrieval, flags_.prefill, tokens, progress_);
+    session_.emplace(prefilled.context,
+                     retrieval_options(flags_.retrieval, config.attention.layers,
+                                       flags_.retrieval.indices.front(), flags_.most_own()),
+                     model_.device());
+    held_ = tokens;
+    if (count == 0 || flags_.answers.quiet) return;
+    fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
+               format_seconds(prefilled.seconds + prefilled.times.indexing),
+               byte_text(prefilled.context->memory().rows_bytes));
+  }
+
+  /// A template that moves or rewrites what the context was made of.
+  void read_again(const std::vector<Token>& asked, std::size_t frozen) {
+    const std::size_t lasts = std::min(conversation_.lasting(asked), asked.size() - 1);
+    progress_.note(warning_line(
+        fmt::format("the chat template changes the text of the files or the text before it for "
+                    "this question: a context of {} tokens is read in place of the one of {}",
+                    format_grouped(static_cast<std::int64_t>(lasts)),
+                    format_grouped(static_cast<std::int64_t>(frozen)))));
+    read({asked.begin(), asked.begin() + static_cast<std::ptrdiff_t>(lasts)});
+  }
+
+  void answer(const std::vector<Token>& asked, std::span<const Token> prompt, std::int64_t most) {
+    AnswerStream stream(
+        flags_.answers.json ? AnswerStream::Shown::as_events : AnswerStream::Shown::at_once,
+        answered_);
+    GenerateOptions options =
+        generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    options.progress = progress_.brief_callback("prompt");
+    options.before.assign(asked.begin(), asked.end() - std::ssize(prompt));
+    answers_.prepare(options);
+    answers_.divide(stream, asked, flags_.answers.quiet);
+    if (options.logprobs >= 0)
+      options.on_logprobs = [&](const TokenLogprobs& of) { stream.take(of); };
+    const GenerateResult result = model_.generate(
+        *session_, prompt, options, [&](Token token) { return stream.take(token); },
+        [&](std::string_view piece) { return stream.take(piece); });
+    stream.finish();
+    // The session has all of it but the token chosen last.
+    held_ = asked;
+    held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());
+    held_.resize(static_cast<std::size_t>(session_->tokens()));
+    conversation_.answer(result.finish == Finish::stop_text || !answers_.plain()
+                             ? stream.content()
+                             : model_.tokenizer().decode(result.tokens));
+    const auto count = static_cast<std::int64_t>(result.tokens.size());
+    if (flags_.answers.json) {
+      Json json;
+      json["event"] = "answer";
+      json["answer"] = answered_;
+      json["text"] = stream.content();
+      if (!stream.reasoning().empty()) json["reasoning"] = stream.reasoning();
+      json["tokens"] = result.tokens;
+      json["finish"] = name_of(result.finish);
+      json["prompt_tokens"] = prompt.size();
+      json["prompt_seconds"] = result.prompt_seconds;
+      json["generated_tokens"] = count;
+      json["decode_seconds"] = result.decode_seconds;
+      json["conversation_tokens"] = session_->tokens();
+      print_event(json);
+    }
+    ++answered_;
+    if (flags_.answers.quiet || flags_.answers.json) return;
+    fmt::print(stderr, "[{} tokens read, {} answered, {}/s, {} in all{}]\n",
+               format_grouped(static_cast<std::int64_t>(prompt.size())), format_grouped(count),
+               format_rate(result.decode_seconds > 0
+                               ? static_cast<double>(result.steps) / result.decode_seconds
+                               : 0),
+               format_grouped(session_->tokens()),
+               result.ended()                       ? ""
+               : interrupted()                      ? ", interrupted"
+               : result.finish == Finish::stop_text ? ", ended by a stop text"
+               : count < most                       ? ""
+               : most == flags_.most_predicted()    ? ", cut off: -n allows no more"
+                                                    : ", cut off: --room allows no more");
+  }
+
+  const ChatFlags& flags_;
+  const Model& model_;
+  Conversation conversation_;
+  ChatAnswers answers_;
+  ProgressBar& progress_;
+  std::optional<Session> session_;
+  std::int64_t answered_ = 0;  // questions
+  std::vector<Token> held_;    // those of the context, then the session's own
+};
+
+int run_chat(ChatFlags flags) {
+  check_flags(flags);
+  check_model(flags.model, flags.retrieval);
+  ChatTemplate chat_template = ChatTemplate::load(flags.model.directory);
+  const Device device = open_device(flags.model);
+  const std::string text = text_of_files(flags.files);
+  catch_interrupts();
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  if (flags.answers.quiet) progress.hush();
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  ChatAnswers answers(chat_template, model.tokenizer());
+  Chat chat(flags, model,
+            Conversation(std::move(chat_template), model.tokenizer(), flags.system, text,
+                         template_variables(flags.variables)),
+            std::move(answers), progress);
+  const bool prompts = ::isatty(STDIN_FILENO) != 0;
+  bool all_asked = true;
+  bool any_asked = false;
+  while (const std::optional<std::string> question = next_line(prompts)) {
+    if (question->find_first_not_of(" \t\r") == std::string::npos) continue;
+    any_asked = true;
+    all_asked = chat.ask(*question) && all_asked;
+    forget_interrupt();
+  }
+  if (!any_asked && !prompts)
+    print_warning("nothing was asked: there is no line with text on standard input");
+  return all_asked || prompts ? 0 : 1;  // in a pipe nobody sees what was told
+}
+
+}  // namespace
+
+Run add_chat(CLI::App& app) {
+  CLI::App* command = add_command(app, "chat");
+  const auto flags = std::make_shared<ChatFlags>();
+  flags->prefill.mode = "dense";
+  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->retrieval);
+  add_flags(*command, flags->prefill);
+  add_flags(*command, flags->sampling);
+  add_flags(*command, flags->answers);
+  add_flags(*command, flags->variables);
+  command->add_option("-f,--file", flags->files, "a file")->expected(1)->take_all();
+  command->add_option("--system", flags->system, "the text of a system message");
+  command->add_option("--room", flags->room, "a number of tokens");
+  return [flags] { return run_chat(*flags); };
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,148 @@
+// `topkv eval`: flags to plan, the run, and what is shown of it.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "src/cli/commands.h"
+#include "src/cli/commands/device_report.h"
+#include "src/cli/flags/eval_options.h"
+#include "src/cli/terminal/interrupt.h"
+#include "src/cli/terminal/report.h"
+#include "src/cli/terminal/terminal.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/text/byte_text.h"
+#include "src/core/text/format_numbers.h"
+#include "src/eval/report/score_files.h"
+#include "src/serve/prompt_boundary.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+std::string settings_line(const EvalFlags& flags) {
+  const RetrievalFlags& kv = flags.retrieval;
+  std::string text = fmt::format("window {}, sinks {}, rows by {}", kv.window, kv.sinks,
+                                 kv.select == "group" ? "group" : "query head");
+  if (kv.host_search) text += ", found by the host";
+  if (kv.dense_layers != "0") text += fmt::format(", first {} layers dense", kv.dense_layers);
+  text += fmt::format("; prefill {}", flags.prefill.mode);
+  if (flags.prefill.mode == "window") text += " " + flags.prefill.window;
+  if (flags.prefill.dtype != "bf16") text += fmt::format("; rows {}", flags.prefill.dtype);
+  text += fmt::format("; prose {}", flags.essays.empty() ? "generated" : printable(flags.essays));
+  return text + fmt::format("; seed {}", flags.seed);
+}
+
+void print_lines(const std::vector<EvalResult>& results) {
+  for (const EvalResult& result : results) {
+    fmt::print("{}\n", to_json(result).dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+}
+
+// Shows all that the directory holds, of this run and earlier ones, and writes what is made of it.
+void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t missing) {
+  const std::string settings = settings_line(flags);
+  const ScoreFiles files =
+      write_scores(directory, fmt::format("Scores of {}", model_name(flags.model)), settings);
+  if (flags.json) {
+    print_lines(directory.results());
+    return;
+  }
+  const std::size_t width = line_width(stdout);
+  const auto line = [&](const char* label, const std::string& text) {
+    fmt::print("{}", labelled(label, text, width));
+  };
+  if (!files.table.rows.empty()) {
+    fmt::print("{}\n", format_table(result_table(files.table), {.width = width, .keys = 5}));
+    line("", scores_note);
+  }
+  line("settings", settings);
+  line("device", directory.results().empty() ? "-" : directory.results().back().device);
+  line("peak memory", byte_text(peak_memory_bytes()));
+  line("files", fmt::format("{}/: samples.jsonl summary.csv scores.csv {}report.html run.json",
+                            printable(directory.file("").parent_path().string()),
+                            files.picture ? "scores.svg " : ""));
+  line("answers", fmt::format("{}{}", directory.results().size(),
+                              missing > 0 ? fmt::format(", {} not there yet", missing) : ""));
+}
+
+/// Throws OutOfMemory when rows or codes would not fit.
+void check_memory(const EvalFlags& flags, const ModelConfig& config, std::int64_t length,
+                  const std::vector<Method>& methods, const Device& device) {
+  check_rows(config.attention, length + 1, prefill_options(flags.prefill, flags.retrieval));
+  RetrievalFlags retrieval = flags.retrieval;
+  for (const Method& method : methods) {
+    const std::string& index = method.options.index;
+    if (std::ranges::find(retrieval.indices, index) == retrieval.indices.end()) {
+      retrieval.indices.push_back(index);
+    }
+  }
+  check_indices(device, config.attention, retrieval, length);
+}
+
+int run_eval(const EvalFlags& flags) {
+  catch_interrupts();
+  const EvalSettings settings = make_settings(flags);
+  const ModelConfig config = ModelConfig::load(flags.model.directory);
+  EvalPlan plan;
+  plan.methods = make_methods(flags, config);
+  plan.lengths = settings.lengths;
+  plan.budgets = settings.budgets;
+  plan.samples = settings.samples;
+  plan.all_questions = settings.all_questions;
+  plan.seed = settings.seed;
+  plan.prefill = prefill_options(flags.prefill, flags.retrieval);
+  for (const Method& method : plan.methods) {
+    plan.prefill.keep_queries = plan.prefill.keep_queries || learns_queries(method.options.index);
+  }
+  plan.version = version();
+  const ThreadLimit threads(flags.model);
+  const Device device = open_device(flags.model);
+  const Json run_settings =
+      configuration(flags, settings, plan.methods, threads.threads(), device.name());
+  EvalDirectory directory(flags.output.empty() ? default_eval_directory(run_settings)
+                                               : std::filesystem::path(flags.output),
+                          run_settings, flags.fresh);
+  ProgressBar progress = stderr_progress();
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  check_memory(flags, config, settings.lengths.back(), plan.methods, device);
+  const Tokenizer& tokenizer = model.tokenizer();
+  plan.tasks = make_eval_tasks(settings.tasks,
+                               {[&](std::string_view text) { return tokenizer.encode(text); },
+                                serve::beginning_tokens(tokenizer)},
+                               settings.sources);
+  EvalRun run(model, plan, directory,
+              {.progress = progress.callback("eval"),
+               .note = [&](const std::string& line) { progress.note(line); }});
+  int status = 0;
+  try {
+    run.check();
+    if (const auto there = std::ssize(directory.results()); there > 0) {
+      progress.note(fmt::format("{}: {} answers are there already",
+                                printable(directory.file("").parent_path().string()), there));
+    }
+    run.run();
+  } catch (const Interrupted&) {
+    progress.note("interrupted: run the same command again to continue");
+    status = interrupted_status();
+  }
+  progress.finish();
+  if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
+  if (status == 0 || !directory.results().empty()) finish(flags, directory, run.missing());
+  return status;
+}
+
+}  // namespace
+
+Run add_eval(CLI::App& app) {
+  CLI::App* command = add_command(app, "eval");
+  const auto flags = std::make_shared<EvalFlags>();
+  add_flags(*command, *flags);
+  return [flags] { return run_eval(*flags); };
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,379 @@
+// `topkv generate`: a prompt, over an empty context or over files.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "src/cli/commands.h"
+#include "src/cli/commands/answer_samples.h"
+#include "src/cli/commands/answer_stream.h"
+#include "src/cli/commands/chat_answers.h"
+#include "src/cli/commands/conversation.h"
+#include "src/cli/commands/device_report.h"
+#include "src/cli/commands/input.h"
+#include "src/cli/commands/prefill_step.h"
+#include "src/cli/flags/answer_flags.h"
+#include "src/cli/flags/options.h"
+#include "src/cli/terminal/interrupt.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/profile.h"
+#include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/report.h"
+#include "src/cli/terminal/terminal.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/io/files.h"
+#include "src/core/text/byte_text.h"
+#include "src/core/text/common_tokens.h"
+#include "src/core/text/format_numbers.h"
+#include "src/serve/prompt_boundary.h"
+#include "topkv/error.h"
+#include "topkv/generation.h"
+
+namespace topkv::cli {
+namespace {
+
+struct GenerateFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  PrefillFlags prefill;
+  SamplingFlags sampling;
+  AnswerFlags answers;
+  TemplateFlags variables;
+  std::string samples;  // empty: one
+  std::string prompt;   // empty: the files alone are continued
+  std::vector<std::string> files;
+  bool chat = false;
+  std::string system;
+  std::string length;  // empty: the model's reach
+  bool profile = false;
+};
+
+/// A text as the model reads it: the context's tokens, and those of the prompt behind it.
+struct Reading {
+  std::vector<Token> context;  // empty: none
+  std::vector<Token> prompt;
+};
+
+void check_flags(const GenerateFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.prefill);
+  check_flags(flags.sampling);
+  check_flags(flags.answers);
+  if (flags.prompt.empty() && flags.files.empty()) {
+    throw UsageError(
+        "--prompt is missing; expected a text to continue, or -f with a file of it (- is standard "
+        "input)");
+  }
+  check_utf8("--prompt", flags.prompt);
+  check_utf8("--system", flags.system);
+  if (!flags.system.empty() && !flags.chat) {
+    throw UsageError("--system: a plain prompt has no system message; add --chat");
+  }
+  if (!template_variables(flags.variables).empty() && !flags.chat) {
+    throw UsageError("--template-arg: a plain prompt has no chat template; add --chat");
+  }
+  if (flags.retrieval.indices.size() > 1) {
+    throw UsageError("--kv-index: generate takes one index; several are for topkv needle");
+  }
+  if (std::count(flags.files.begin(), flags.files.end(), "-") > 1) {
+    throw UsageError("--file: '-' is given twice; standard input can be read once");
+  }
+}
+
+// The tokens are those of files and prompt as one text. Where tokens join the two, as in ".\n",
+// they belong to the prompt.
+Reading read(const Tokenizer& tokenizer, const std::string& text, const std::string& prompt) {
+  Reading reading;
+  reading.prompt = tokenizer.encode(text + prompt);
+  if (!text.empty()) {
+    const std::vector<Token> alone = tokenizer.encode(text);
+    const auto border =
+        std::mismatch(alone.begin(), alone.end(), reading.prompt.begin(), reading.prompt.end())
+            .second;
+    // A prompt that adds nothing (there is none, or a tokenizer drops it) still needs a token to
+    // start.
+    const auto end =
+        border == reading.prompt.end() && border != reading.prompt.begin() ? border - 1 : border;
+    reading.context.assign(reading.prompt.begin(), end);
+    reading.prompt.erase(reading.prompt.begin(), end);
+  }
+  const std::vector<Token> beginning = serve::beginning_tokens(tokenizer);
+  std::vector<Token>& first = reading.context.empty() ? reading.prompt : reading.context;
+  first.insert(first.begin(), beginning.begin(), beginning.end());
+  return reading;
+}
+
+// The files are in the question: the context ends where a question may begin.
+Reading read(Conversation conversation, const std::string& prompt) {
+  const std::vector<Token> before = conversation.before_questions();
+  Reading reading;
+  reading.prompt = conversation.ask(prompt);
+  const std::size_t same =
+      std::min(common_tokens(before, reading.prompt), reading.prompt.size() - 1);
+  const auto border = reading.prompt.begin() + static_cast<std::ptrdiff_t>(same);
+  reading.context.assign(reading.prompt.begin(), border);
+  reading.prompt.erase(reading.prompt.begin(), border);
+  return reading;
+}
+
+double rate(std::int64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+// null where nothing was measured
+Json json_rate(std::int64_t count, double seconds) {
+  return count > 0 && seconds > 0 ? Json(rate(count, seconds)) : Json(nullptr);
+}
+
+struct Figures {
+  SamplingOptions sampling;
+  std::string index, tail_spec;  // of the session
+  std::int64_t prompt_tokens = 0;
+  double rows_per_head = 0;
+  bool ruled = false;         // by --kv-mass or --kv-error
+  double retrieved_more = 0;  // share of steps, layers and query heads
+  double went_dense = 0;
+  std::int64_t coded_tokens = 0;  // of the session's own
+  TailFigures tail;               // of all layers
+  ContextMemory memory;
+};
+
+void print_json(const Model& model, const Prefilled& prefilled, const GenerateResult& result,
+                const AnswerStream& stream, const Figures& figures, const std::string& prompt,
+                std::size_t number) {
+  const auto generated = static_cast<std::int64_t>(result.tokens.size());
+  Json json;
+  json["event"] = "answer";
+  json["answer"] = number;
+  json["prompt"] = prompt;
+  json["text"] = stream.content();
+  if (!stream.reasoning().empty()) json["reasoning"] = stream.reasoning();
+  json["tokens"] = result.tokens;
+  json["finish"] = name_of(result.finish);
+  json["context_tokens"] = prefilled.context->tokens();
+  json["prefill_seconds"] = prefilled.seconds;
+  json["prefill_tokens_per_second"] = json_rate(prefilled.context->tokens(), prefilled.seconds);
+  json["prompt_tokens"] = figures.prompt_tokens;
+  json["prompt_seconds"] = result.prompt_seconds;
+  json["generated_tokens"] = generated;
+  json["decode_seconds"] = result.decode_seconds;
+  json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
+  json["temperature"] = figures.sampling.temperature;
+  json["top_k"] = figures.sampling.top_k;
+  json["top_p"] = figures.sampling.top_p;
+  json["min_p"] = figures.sampling.min_p;
+  json["repetition_penalty"] = figures.sampling.repetition_penalty;
+  json["frequency_penalty"] = figures.sampling.frequency_penalty;
+  json["presence_penalty"] = figures.sampling.presence_penalty;
+  json["seed"] = figures.sampling.seed + number;
+  json["rows_per_head"] = figures.rows_per_head;
+  json["retrieved_more"] = figures.ruled ? Json(figures.retrieved_more) : Json(nullptr);
+  json["went_dense"] = figures.ruled ? Json(figures.went_dense) : Json(nullptr);
+  json["coded_tokens"] = figures.coded_tokens;
+  const bool estimated = figures.tail.heads > 0;
+  json["exact_mass"] = estimated ? Json(figures.tail.mean_exact_mass()) : Json(nullptr);
+  json["expected_error"] = estimated ? Json(figures.tail.mean_error()) : Json(nullptr);
+  json["index"] = figures.index;
+  json["tail"] = figures.tail_spec;
+  json["rows_bytes"] = figures.memory.rows_bytes;
+  json["index_bytes"] = figures.memory.index_bytes;
+  json["queries_bytes"] = figures.memory.queries_bytes;
+  json["peak_memory_bytes"] = peak_memory_bytes();
+  json["device"] = model.device().name();
+  json["weights"] = name_of(model.weights());
+  json["version"] = version();
+  print_event(json);
+}
+
+/// Of all samples together, as one; ended as they all did.
+GenerateResult sum_of(std::span<const GenerateResult> results) {
+  GenerateResult sum = results[0];
+  for (const GenerateResult& one : results.subspan(1)) {
+    sum.tokens.insert(sum.tokens.end(), one.tokens.begin(), one.tokens.end());
+    sum.steps += one.steps;
+    sum.decode_seconds = std::max(sum.decode_seconds, one.decode_seconds);
+    if (one.finish != sum.finish) sum.finish = Finish::length;
+  }
+  return sum;
+}
+
+void print_figures(const Prefilled& prefilled, const GenerateResult& result,
+                   const Figures& figures) {
+  const auto generated = static_cast<std::int64_t>(result.tokens.size());
+  const std::int64_t context = prefilled.context->tokens();
+  if (context > 0) {
+    fmt::print(stderr, "context    {} tokens, {}/s, {} of rows\n", format_grouped(context),
+               format_rate(rate(context, prefilled.seconds)), byte_text(figures.memory.rows_bytes));
+  }
+  if (figures.memory.index_bytes > 0) {
+    const std::int64_t queries = figures.memory.queries_bytes;
+    fmt::print(stderr, "index      {}, {}{}, waited for it {}\n", figures.index,
+               byte_text(figures.memory.index_bytes),
+               queries > 0 ? fmt::format(" and {} of queries", byte_text(queries)) : "",
+               format_seconds(prefilled.times.indexing));
+  }
+  fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
+             format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));
+  fmt::print(stderr, "generated  {} tokens, {}/s{}\n", format_grouped(generated),
+             format_rate(rate(result.steps, result.decode_seconds)),
+             result.ended()                       ? ", ended by the model"
+             : result.finish == Finish::stop_text ? ", ended by a stop text"
+                                                  : "");
+  fmt::print(stderr, "sampling   {}\n", sampling_text(figures.sampling));
+  fmt::print(stderr, "time       {}\n", time_shares(result.times));
+  fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
+             figures.rows_per_head);
+  if (figures.ruled) {
+    fmt::print(stderr, "more rows  for {:.1f} % of them, all rows for {:.1f} %\n",
+               100 * figures.retrieved_more, 100 * figures.went_dense);
+  }
+  if (figures.tail.heads > 0) {
+    fmt::print(stderr,
+               "attended   {:.1f} % exactly, the rest estimated; expected error {:.3f} (the true "
+               "error can be several times as large)\n",
+               100 * figures.tail.mean_exact_mass(), figures.tail.mean_error());
+  }
+  fmt::print(stderr, "memory     {} at most\n", byte_text(peak_memory_bytes()));
+}
+
+int run_generate(GenerateFlags flags) {
+  check_flags(flags);
+  check_model(flags.model, flags.retrieval);
+  const std::string& index = flags.retrieval.indices.front();
+  const std::int64_t predict =
+      flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
+
+  const std::int64_t samples = flags.samples.empty() ? 1
+                                                     : parse_count("--samples", flags.samples, 1,
+                                                                   GenerationBatch::most_sessions);
+  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+
+  for (const std::string& file : flags.files) {
+    if (file != "-") check_readable(file);
+  }
+  std::optional<ChatTemplate> chat;
+  if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
+  const Device device = open_device(flags.model);
+
+  const std::string text = text_of_files(flags.files);
+  catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  if (flags.answers.quiet) progress.hush();
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
+  GenerateOptions options =
+      generate_options(flags.sampling, flags.answers, model.config().sampling, predict);
+  if (follows_model(flags.sampling, flags.answers) && !model.config().sampling_warning.empty())
+    progress.note(warning_line(model.config().sampling_warning));
+  const Tokenizer& tokenizer = model.tokenizer();
+  std::optional<ChatAnswers> chat_answers;
+  if (chat) chat_answers.emplace(*chat, tokenizer);
+  const Reading reading = chat ? read({*std::move(chat), tokenizer, flags.system, text,
+                                       template_variables(flags.variables)},
+                                      flags.prompt)
+                               : read(tokenizer, text, flags.prompt);
+  const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
+  check_rows(model.config().attention, given + predict + 1,
+             prefill_options(flags.prefill, flags.retrieval));
+  check_indices(flags.retrieval, model.config(), static_cast<std::int64_t>(reading.context.size()));
+  model.check_reach(given + predict);  // now rather than when it gets there
+  check_indices(device, model.config().attention, flags.retrieval,
+                static_cast<std::int64_t>(reading.context.size()));
+  const Prefilled prefilled =
+      prefill(model, flags.retrieval, flags.prefill, reading.context, progress);
+
+  Figures figures;
+  figures.sampling = options.sampling;
+  figures.prompt_tokens = static_cast<std::int64_t>(reading.prompt.size());
+  const AttentionShape& shape = model.config().attention;
+  Session session(
+      prefilled.context,
+      retrieval_options(flags.retrieval, shape.layers, index, figures.prompt_tokens + predict + 1),
+      device);
+  std::vector<AnswerStream> streams;
+  for (std::int64_t i = 0; i < samples; ++i)
+    streams.emplace_back(flags.answers.json ? AnswerStream::Shown::as_events
+                         : i == 0           ? AnswerStream::Shown::at_once
+                                            : AnswerStream::Shown::at_end,
+                         i);
+  if (chat_answers) {
+    chat_answers->prepare(options);
+    for (AnswerStream& stream : streams)
+      chat_answers->divide(stream, reading.prompt, flags.answers.quiet);
+  }
+  options.progress = progress.brief_callback("prompt");
+  options.before = reading.context;
+  std::vector<StepTimes> before_decoding;
+  const std::vector<GenerateResult> results =
+      generate_samples(model, session, reading.prompt, options, streams,
+                       [&] { before_decoding = session.step_times(); });
+  for (AnswerStream& stream : streams) stream.finish();
+
+  const SessionStats& stats = session.stats();
+  if (stats.steps > 0) {
+    const auto heads = static_cast<double>(stats.steps * shape.q_heads);
+    figures.rows_per_head = static_cast<double>(stats.rows_retrieved) / heads;
+    figures.retrieved_more = static_cast<double>(stats.retrieved_more) / heads;
+    figures.went_dense = static_cast<double>(stats.went_dense) / heads;
+  }
+  figures.coded_tokens = stats.coded_tokens;
+  figures.ruled = session.options().mass || session.options().error;
+  for (const TailFigures& layer : session.tail_figures()) figures.tail += layer;
+  figures.memory = prefilled.context->memory();
+  figures.index = session.options().index;
+  figures.tail_spec = session.options().tail;
+  if (flags.answers.json) {
+    for (std::size_t i = 0; i < results.size(); ++i)
+      print_json(model, prefilled, results[i], streams[i], figures, flags.prompt, i);
+  } else if (!flags.answers.quiet) {
+    print_figures(prefilled, sum_of(results), figures);
+    fmt::print(stderr, "device     {}\n", device.name());
+    if (device.is_cuda()) fmt::print(stderr, "GPU memory {}\n", memory_account(device));
+  }
+  if (flags.profile) {
+    std::vector<StepTimes> decoding;
+    add_difference(decoding, session.step_times(), before_decoding);
+    std::fputs(
+        profile_table(decoding, results[0].steps, results[0].decode_seconds, line_width(stderr))
+            .c_str(),
+        stderr);
+  }
+  return interrupted() ? interrupted_status() : 0;
+}
+
+}  // namespace
+
+Run add_generate(CLI::App& app) {
+  CLI::App* command = add_command(app, "generate");
+  const auto flags = std::make_shared<GenerateFlags>();
+  flags->prefill.mode = "dense";
+  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->retrieval);
+  add_flags(*command, flags->prefill);
+  add_flags(*command, flags->sampling);
+  add_flags(*command, flags->answers);
+  add_flags(*command, flags->variables);
+  command->add_option("-N,--samples", flags->samples, "a number from 1 to 256");
+  command->add_option("-p,--prompt", flags->prompt, "a text to continue")
+      ->default_str("the text of the files alone");
+  command->add_option("-f,--file", flags->files, "a file, or - for standard input")
+      ->expected(1)
+      ->take_all();
+  command->add_flag("--chat", flags->chat);
+  command->add_option("--system", flags->system, "the text of a system message");
+  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  command->add_flag("--profile", flags->profile);
+  return [flags] { return run_generate(*flags); };
+}
+
+}  // namespace topkv::cli

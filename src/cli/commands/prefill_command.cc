@@ -1,0 +1,157 @@
+// `topkv prefill`: texts read once into a context that stays in a file.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "src/cli/commands.h"
+#include "src/cli/commands/device_report.h"
+#include "src/cli/commands/input.h"
+#include "src/cli/commands/prefill_step.h"
+#include "src/cli/flags/options.h"
+#include "src/cli/flags/output_paths.h"
+#include "src/cli/terminal/interrupt.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/io/files.h"
+#include "src/core/io/open_file.h"
+#include "src/core/text/byte_text.h"
+#include "src/core/text/format_numbers.h"
+#include "src/core/threads/stopwatch.h"
+#include "src/serve/prompt_boundary.h"
+#include "topkv/context_file.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct PrefillCommandFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  PrefillFlags prefill;
+  std::vector<std::string> files;
+  std::string output;
+  bool chat = false;
+  std::string system;
+  std::string length;  // empty: the model's reach
+  bool quiet = false;
+};
+
+void check_flags(const PrefillCommandFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.prefill);
+  check_utf8("--system", flags.system);
+  if (!flags.system.empty() && !flags.chat)
+    throw UsageError("--system: a plain text has no system message; add --chat");
+  if (std::count(flags.files.begin(), flags.files.end(), "-") > 1)
+    throw UsageError("--file: '-' is given twice; standard input can be read once");
+  std::vector<Input> inputs = inputs_of(flags.model.directory);
+  for (const std::string& file : flags.files) {
+    inputs.push_back({"-f", file});
+    if (file != "-") check_readable(file);
+  }
+  check_output("-o", flags.output, inputs);
+}
+
+/// What --chat needs; empty without.
+std::optional<ChatTemplate> chat_of(const PrefillCommandFlags& flags) {
+  if (!flags.chat) return {};
+  ChatTemplate chat = ChatTemplate::load(flags.model.directory);
+  try {
+    serve::check_keeps_texts(chat, flags.system);
+  } catch (const Unsupported& error) {
+    throw Unsupported(fmt::format("{}; leave --chat out, or use topkv chat -f", error.what()));
+  }
+  return chat;
+}
+
+int run_prefill(PrefillCommandFlags flags) {
+  check_flags(flags);
+  check_model(flags.model, flags.retrieval);
+  const std::optional<ChatTemplate> chat = chat_of(flags);
+  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+  const Device device = open_device(flags.model);
+  const std::string text = text_of_files(flags.files);
+  catch_interrupts();
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  if (flags.quiet) progress.hush();
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
+  const serve::KeptPrompt kept =
+      chat ? serve::kept_prompt(model.tokenizer(), *chat, flags.system, text)
+           : serve::kept_prompt(model.tokenizer(), text);
+  const auto tokens = static_cast<std::int64_t>(kept.tokens.size());
+  if (tokens == 0) {
+    const std::string& file = flags.files.front();
+    throw FileError(fmt::format(
+        "{}: is too short: its last word is read with each prompt, which may continue it, and "
+        "there is nothing else to keep; give more text, or end it with a line end",
+        file == "-" ? "standard input" : printable(file)));
+  }
+  check_rows(model.config().attention, tokens, prefill_options(flags.prefill, flags.retrieval));
+  check_indices(flags.retrieval, model.config(), tokens);
+  model.check_reach(tokens);
+  // Now rather than when it has been paid for.
+  check_room(flags.output,
+             expected_file_bytes(model.config().attention, tokens,
+                                 prefill_options(flags.prefill, flags.retrieval).kv_dtype,
+                                 flags.retrieval.indices));
+  Prefilled prefilled = prefill(model, flags.retrieval, flags.prefill, kept.tokens, progress);
+  for (std::size_t i = 1; i < flags.retrieval.indices.size(); ++i) {
+    prefilled.context = prefilled.context->with_index(flags.retrieval.indices[i],
+                                                      progress.callback("index"), device);
+  }
+  const Stopwatch saving;
+  save_context(*prefilled.context, flags.output,
+               {.model = model.fingerprint(),
+                .made_with = fmt::format("{} of {}, weights {}, {} prefill",
+                                         model.config().model_type, model_name(flags.model),
+                                         name_of(model.weights()), flags.prefill.mode),
+                .length = length,
+                .tokens = kept.tokens,
+                .end = kept.end},
+               progress.callback("save"));
+  progress.finish();
+  if (flags.quiet) return 0;
+  const double seconds = saving.seconds();
+  const std::int64_t bytes = context_file_info(flags.output).file_bytes;
+  fmt::print(stderr, "context    {} tokens, {}/s\n", format_grouped(tokens),
+             format_rate(static_cast<double>(tokens) / prefilled.seconds));
+  fmt::print(stderr, "indices    {}\n", fmt::join(prefilled.context->indices(), ", "));
+  fmt::print(stderr, "file       {}, {} in {}\n", printable(flags.output), byte_text(bytes),
+             format_seconds(seconds));
+  return 0;
+}
+
+}  // namespace
+
+Run add_prefill(CLI::App& app) {
+  CLI::App* command = add_command(app, "prefill");
+  const auto flags = std::make_shared<PrefillCommandFlags>();
+  flags->prefill.mode = "dense";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->prefill);
+  command->add_option("-f,--file", flags->files, "a file, or - for standard input")
+      ->expected(1)
+      ->take_all()
+      ->required();
+  command->add_option("-o,--output", flags->output, "the file to write")->required();
+  command->add_option("--kv-index", flags->retrieval.indices, "an index such as codes")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--kv-tail", flags->retrieval.tail, "none, mean or a spec of codes");
+  command->add_flag("--chat", flags->chat);
+  command->add_option("--system", flags->system, "the text of a system message");
+  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  command->add_flag("--quiet", flags->quiet);
+  return [flags] { return run_prefill(*flags); };
+}
+
+}  // namespace topkv::cli

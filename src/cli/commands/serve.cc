@@ -1,0 +1,239 @@
+// `topkv serve`: a model and contexts over HTTP, as OpenAI's clients ask.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "src/cli/commands.h"
+#include "src/cli/commands/device_report.h"
+#include "src/cli/commands/load_context.h"
+#include "src/cli/flags/options.h"
+#include "src/cli/terminal/interrupt.h"
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/memory/memory.h"
+#include "src/core/text/printable.h"
+#include "src/serve/guard.h"
+#include "src/serve/served_names.h"
+#include "src/serve/server.h"
+#include "src/serve/service.h"
+#include "topkv/context_file.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct ServeFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  PrefillFlags prefill;
+  std::vector<std::string> files;
+  std::string host = "127.0.0.1";
+  std::string port = "8080";
+  std::string api_key;
+  std::vector<std::string> aliases;
+  std::string queue = "64";
+  std::string batch = "16";
+  std::string room = "16K";
+  std::string keep;
+  std::string length;
+  bool mapped = false;
+};
+
+std::string name_of_file(const std::string& file) {
+  return std::filesystem::path(file).stem().string();
+}
+
+serve::SchedulerLimits limits_of(const ServeFlags& flags) {
+  return {.queue = parse_count("--max-queue", flags.queue, 1, 1024),
+          .batch = parse_count("--max-batch", flags.batch, 1, 256)};
+}
+
+serve::ServerOptions server_options(const ServeFlags& flags) {
+  serve::ServerOptions options;
+  options.host = flags.host;
+  options.port = static_cast<int>(parse_count("--port", flags.port, 0, 65535));
+  const char* key = std::getenv("TOPKV_API_KEY");
+  options.api_key = !flags.api_key.empty() ? flags.api_key : key != nullptr ? key : "";
+  if (!std::ranges::all_of(options.api_key, [](char c) { return c > ' ' && c <= '~'; }))
+    throw UsageError(
+        "--api-key, or TOPKV_API_KEY: has a space, a line end or another character that no client "
+        "can send; expected visible ASCII characters alone");
+  return options;
+}
+
+/// Of rows of ended answers. By default a quarter of what is free now: they give way to others.
+std::int64_t kept_bytes(const ServeFlags& flags) {
+  if (flags.keep.empty()) return available_host_memory() / 4;
+  return flags.keep == "0" ? 0 : parse_bytes("--keep", flags.keep);
+}
+
+void check_flags(const ServeFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.prefill);
+  limits_of(flags);
+  server_options(flags);
+  parse_count("--room", flags.room, 2);
+  kept_bytes(flags);
+  for (const std::string& alias : flags.aliases) {
+    if (!serve::is_alias(alias))
+      throw UsageError(
+          fmt::format("--alias: expected 1 to 256 visible ASCII characters without '\"' "
+                      "and '\\', found '{}'",
+                      printable_beginning(alias)));
+    if (alias == model_name(flags.model) || std::ranges::count(flags.aliases, alias) > 1)
+      throw UsageError(fmt::format("--alias: '{}' is a name of the model already", alias));
+  }
+  if (flags.retrieval.indices.size() > 1)
+    throw UsageError("--kv-index: serve takes one index; several are for topkv needle");
+  std::set<std::string> names;
+  for (const std::string& file : flags.files) {
+    const std::string name = name_of_file(file);
+    if (!serve::is_context_name(name))
+      throw UsageError(
+          fmt::format("{}: the file's name without its ending is the context's name; expected 1 to "
+                      "64 of A-Z, a-z, 0-9, '.', '_' and '-', found '{}'",
+                      printable(file), printable(name)));
+    if (!names.insert(name).second)
+      throw UsageError(
+          fmt::format("two files are named '{}'; expected different names, because contexts have "
+                      "the names of their files",
+                      name));
+  }
+}
+
+/// A file that is to be loaded.
+struct Wanted {
+  std::string file;
+  ContextFileInfo info;
+  RetrievalFlags retrieval;  // with its index
+};
+
+/// Says at the start what requests would otherwise find out.
+void warn_of_reach(const ModelConfig& config, const serve::Service& service) {
+  std::int64_t longest = 0;
+  for (const serve::ContextInfo& context : service.contexts().list())
+    longest = std::max(longest, context.tokens);
+  const std::string beyond = config.beyond_reach(longest + service.options().room);
+  if (beyond.empty()) return;
+  print_warning(fmt::format(
+      "the longest context ({} tokens) and --room ({}) together: {}; give a smaller --room",
+      longest, service.options().room, beyond));
+}
+
+int run_serve(ServeFlags flags) {
+  serve::require_http();
+  check_flags(flags);
+  std::vector<Wanted> wanted;
+  bool chats = false;
+  for (const std::string& file : flags.files) {
+    wanted.push_back({file, context_file_info(file), flags.retrieval});
+    Wanted& one = wanted.back();
+    name_index_of_file(one.retrieval, one.info);
+    check_asked(file, one.info, one.retrieval);
+    check_model(flags.model, one.retrieval);
+    chats = chats || one.info.end.chat;
+  }
+  check_model(flags.model, flags.retrieval);
+  std::optional<ChatTemplate> chat;
+  try {
+    chat = ChatTemplate::load(flags.model.directory);
+  } catch (const Error& error) {
+    if (chats) throw;
+    fmt::print(stderr, "no chats: {}\n", error.what());
+  }
+  // Of files that were read for several the model's fingerprint refuses some, if it matters.
+  std::int64_t length = 0;
+  for (const Wanted& one : wanted)
+    if (length == 0) length = one.info.length;
+  if (!flags.length.empty()) length = parse_count("--length", flags.length);
+  const Device device = open_device(flags.model);
+  const serve::ServerOptions server = server_options(flags);
+  catch_interrupts();
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
+  const std::int64_t layers = model.config().attention.layers;
+  const std::string& index = flags.retrieval.indices.front();
+  serve::ReadingOptions reading = {
+      .prefill = prefill_options(flags.prefill, flags.retrieval),
+      .retrieval = retrieval_options(flags.retrieval, layers, index, 1),
+      .tail = tail_beside(flags.retrieval.tail, index)};
+  if (index != "exact") reading.prefill.indices = {index};
+  const std::int64_t reading_memory = reading.prefill.memory_budget;
+  serve::Service service(model, std::move(chat),
+                         {.model_name = model_name(flags.model),
+                          .aliases = flags.aliases,
+                          .room = parse_count("--room", flags.room, 2),
+                          .kept_bytes = kept_bytes(flags),
+                          .limits = limits_of(flags),
+                          .reading = std::move(reading)});
+  const std::string own = model.fingerprint();
+  for (const Wanted& one : wanted) {
+    LoadedContext loaded =
+        load_asked({.file = one.file, .mapped = flags.mapped, .memory = reading_memory}, one.info,
+                   flags.model, one.retrieval, own, device, progress);
+    check_ids(one.file, loaded.origin.tokens, model.config().vocab_size);
+    service.contexts().add(
+        {.name = name_of_file(one.file),
+         .context = std::move(loaded.context),
+         .end = std::move(loaded.origin.end),
+         .tokens = std::move(loaded.origin.tokens),
+         .retrieval = retrieval_options(one.retrieval, layers, one.retrieval.indices.front(), 1)});
+  }
+  stop_if_interrupted();
+  warn_of_reach(model.config(), service);
+  if (!serve::is_loopback(server.host) && server.api_key.empty())
+    print_warning(
+        fmt::format("anyone who reaches {} can ask, and can read and delete contexts: there is no "
+                    "API key; set TOPKV_API_KEY",
+                    printable(server.host)));
+  const bool all = serve::serve(service, server, interrupted, [&](int port) {
+    fmt::print("http://{}:{}\n",
+               server.host.find(':') == std::string::npos ? server.host : "[" + server.host + "]",
+               port);
+    std::fflush(stdout);
+  });
+  fmt::print(stderr, "{}\n",
+             all ? "ended; every request was answered" : "ended; some answers were cut off");
+  return all ? 0 : exit_error;
+}
+
+}  // namespace
+
+Run add_serve(CLI::App& app) {
+  CLI::App* command = add_command(app, "serve");
+  const auto flags = std::make_shared<ServeFlags>();
+  flags->prefill.mode = "dense";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->retrieval);
+  add_flags(*command, flags->prefill);
+  command->add_option("FILE", flags->files, "a context's file");
+  command->add_option("--host", flags->host, "an address of this machine");
+  command->add_option("--port", flags->port, "a number up to 65535");
+  command->add_option("--api-key", flags->api_key, "a text that clients must know");
+  command->add_option("--alias", flags->aliases, "another name of the model")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--max-queue", flags->queue, "a count such as 64");
+  command->add_option("--max-batch", flags->batch, "a count such as 16");
+  command->add_option("--room", flags->room, "a number of tokens");
+  command->add_option("--keep", flags->keep, "a size such as 8GiB, or 0");
+  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  command->add_flag("--mmap", flags->mapped);
+  return [flags] { return run_serve(*flags); };
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,145 @@
+#include "src/context/file/file_meta.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "index/common/index_factory.h"
+#include "src/core/format/json_file.h"
+#include "src/core/text/printable.h"
+#include "src/store/row_store.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t most_heads = 1 << 20;
+constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
+constexpr std::int64_t most_indices = 1 << 10;
+constexpr std::size_t most_spec_bytes = 1024;
+
+std::vector<std::int64_t> windows_of(const JsonObject& json) {
+  std::vector<std::int64_t> windows;
+  const nlohmann::json* list = json.find("sliding_window");
+  if (list == nullptr) return windows;
+  if (!list->is_array()) json.fail("sliding_window", "a list of tokens, one number for each layer");
+  for (const auto& one : *list) {
+    if (!one.is_number_integer() || one < 0 || one > most_tokens)
+      json.fail("sliding_window", "a list of tokens, one number for each layer");
+    windows.push_back(one.get<std::int64_t>());
+  }
+  return windows;
+}
+
+std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::filesystem::path& path) {
+  const nlohmann::json* list = json.find("indices");
+  if (list == nullptr || !list->is_array() || std::ssize(*list) > most_indices)
+    json.fail("indices", fmt::format("a list of at most {} indices", most_indices));
+  std::vector<FileMeta::Index> indices;
+  for (const auto& one : *list) {
+    const std::int64_t number = std::ssize(indices);
+    const JsonObject index(one, path, fmt::format("indices[{}].", number));
+    std::string spec = index.text("spec");
+    if (spec.size() > most_spec_bytes)
+      index.fail("spec", fmt::format("a text of at most {} bytes", most_spec_bytes));
+    if (std::ranges::count(indices, spec, &FileMeta::Index::spec) > 0)
+      index.fail("spec", "a spec that is not in the list already");
+    const std::int64_t heads_of = index.integer("heads_of", -1, number - 1, -1);
+    const auto owner =
+        heads_of < 0 ? indices.size() : indices[static_cast<std::size_t>(heads_of)].owner;
+    indices.push_back({.spec = std::move(spec), .heads_of = heads_of, .owner = owner});
+  }
+  return indices;
+}
+
+/// What `index` is to this version. REQUIRES: those before it have been looked at.
+std::optional<IndexSpec> known_index(const FileMeta::Index& index, const FileMeta& meta) {
+  try {
+    IndexSpec spec(index.spec);
+    spec.check(meta.shape.head_dim, meta.tokens);
+    if (spec.text() != index.spec) return {};
+    if (index.heads_of < 0) return spec;
+    const std::optional<IndexSpec>& owner = meta.indices[index.owner].known;
+    if (owner && spec.factory().is_served_by(*owner->factory().make())) return spec;
+  } catch (const InvalidArgument&) {
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> FileMeta::known_specs() const {
+  std::vector<std::string> specs;
+  for (const Index& index : indices)
+    if (index.known) specs.push_back(index.spec);
+  return specs;
+}
+
+std::string write_meta(const FileMeta& meta) {
+  nlohmann::ordered_json json;
+  json["writer"] = meta.writer;
+  json["tokens"] = meta.tokens;
+  if (meta.tokens_before >= 0) json["tokens_before"] = meta.tokens_before;
+  json["layers"] = meta.shape.layers;
+  json["q_heads"] = meta.shape.q_heads;
+  json["kv_heads"] = meta.shape.kv_heads;
+  json["head_dim"] = meta.shape.head_dim;
+  json["scale"] = meta.shape.scale;
+  json["softcap"] = meta.shape.softcap;
+  if (!meta.shape.sliding_window.empty()) json["sliding_window"] = meta.shape.sliding_window;
+  json["chunk_len"] = meta.shape.chunk_len;
+  json["kv_dtype"] = meta.dtype.name();
+  json["indices"] = nlohmann::ordered_json::array();
+  for (const FileMeta::Index& index : meta.indices) {
+    nlohmann::ordered_json one;
+    one["spec"] = index.spec;
+    if (index.heads_of >= 0) one["heads_of"] = index.heads_of;
+    json["indices"].push_back(std::move(one));
+  }
+  json["model"] = meta.model;
+  json["made_with"] = meta.made_with;
+  if (meta.length != 0) json["length"] = meta.length;
+  json["text_left"] = meta.end.text_left;
+  json["chat"] = meta.end.chat;
+  json["system"] = meta.end.system;
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
+  const nlohmann::json parsed = parse_json(text, path);
+  const JsonObject json(parsed, path);
+  FileMeta meta;
+  meta.writer = printable(json.text("writer"));
+  meta.tokens = json.integer("tokens", 0, most_tokens);
+  meta.tokens_before = json.integer("tokens_before", 0, most_tokens, -1);
+  AttentionShape& shape = meta.shape;
+  shape.layers = json.integer("layers", 1, most_heads);
+  shape.q_heads = json.integer("q_heads", 1, most_heads);
+  shape.kv_heads = json.integer("kv_heads", 1, most_heads);
+  shape.head_dim = json.integer("head_dim", 1, most_heads);
+  constexpr double most = std::numeric_limits<float>::max();
+  shape.scale = static_cast<float>(json.number("scale", 0, most));
+  shape.softcap = static_cast<float>(json.number("softcap", 0, most));
+  shape.sliding_window = windows_of(json);
+  shape.chunk_len = json.integer("chunk_len", 0, most_tokens);
+  meta.indices = indices_of(json, path);
+  meta.model = printable(json.text("model"));
+  meta.made_with = printable(json.text("made_with"));
+  meta.length = json.integer("length", 0, most_tokens, 0);
+  meta.end = {.text_left = json.text("text_left"),
+              .chat = json.flag("chat"),
+              .system = json.text("system")};
+  try {
+    shape.check();
+    meta.dtype = KvDType::parse(json.text("kv_dtype"));
+    RowStore::bytes_per_token(shape, meta.dtype);
+  } catch (const InvalidArgument& error) {
+    throw FileError(fmt::format("{}: {}", path_text(path), error.what()));
+  }
+  for (FileMeta::Index& index : meta.indices) index.known = known_index(index, meta);
+  return meta;
+}
+
+}  // namespace topkv

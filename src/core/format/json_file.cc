@@ -1,0 +1,270 @@
+#include "src/core/format/json_file.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "src/core/format/placeholder.h"
+#include "src/core/format/serde_number.h"
+#include "src/core/io/mapped_file.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t max_depth = 64;
+constexpr std::int64_t max_values = std::int64_t{1} << 23;
+
+/// Control characters that may stand between values, one after another: the parser's message about
+/// what follows would have eight bytes for each.
+constexpr std::size_t max_line_breaks = std::size_t{1} << 16;
+
+std::string cut(std::string text, std::size_t length) {
+  if (text.size() > length) text = text.substr(0, length) + "...";
+  return text;
+}
+
+/// Strings have no line breaks or tabs, so that white space with one is between values.
+bool has_long_gap(std::string_view text) {
+  std::size_t breaks = 0;
+  for (const char c : text) {
+    if (c == '\n' || c == '\r' || c == '\t') {
+      if (++breaks > max_line_breaks) return true;
+    } else if (c != ' ') {
+      breaks = 0;
+    }
+  }
+  return false;
+}
+
+/// A value whose text as JSON begins with the same `most` characters, however long it is. values:
+/// how many may still be shown; each takes a character or more.
+Json beginning(const Json& value, std::size_t most, std::size_t& values) {
+  constexpr std::size_t longest_character = 4;
+  const auto first = [&](const std::string& text) {
+    return text.substr(0, most + longest_character);  // what is cut off lies beyond
+  };
+  if (values > 0) --values;
+  if (value.is_string()) return first(value.get_ref<const std::string&>());
+  if (!value.is_structured()) return value;
+  Json some(value.type());
+  for (const auto& [key, one] : value.items()) {
+    if (values == 0) break;
+    if (value.is_array()) {
+      some.push_back(beginning(one, most, values));
+    } else {
+      some[first(key)] = beginning(one, most, values);
+    }
+  }
+  return some;
+}
+
+/// Builds the value, within limits. (The parser's own builder, given a callback, goes over all of
+/// an array or object again whenever an object in it ends.) nlohmann::json parses without
+/// recursion; depth is limited for those who walk the result.
+class Builder : public nlohmann::json_sax<Json> {
+ public:
+  Builder(std::string file, JsonFloats floats) : file_(std::move(file)), floats_(floats) {}
+
+  Json take() { return std::move(root_); }
+  const std::string& error() const { return error_; }  // empty: none
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    return add(floats_ == JsonFloats::serde ? serde_number(text, value) : value);
+  }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t& /*value*/) override { return false; }  // text has none
+
+  bool start_object(std::size_t /*size*/) override { return open(Json::object()); }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t /*size*/) override { return open(Json::array()); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& key) override {
+    const auto [entry, is_new] = open_.back()->get_ref<Json::object_t&>().emplace(key, nullptr);
+    if (!is_new) fail(fmt::format("the key {} twice in one object", shown(key)));
+    value_of_key_ = &entry->second;
+    return true;
+  }
+
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
+                   const Json::exception& error) override {
+    error_ = error.what();
+    constexpr int out_of_range = 406;
+    if (error.id == out_of_range) error_ += "; expected a number that 64 bits hold";
+    return false;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& found) const {
+    throw FileError(fmt::format("{}: has {}; topkv does not read such JSON", file_, found));
+  }
+
+  /// Where the value went.
+  Json* put(Json value) {
+    if (++values_ > max_values) fail(fmt::format("more than {} values", max_values));
+    if (open_.empty()) return &(root_ = std::move(value));
+    Json& into = *open_.back();
+    if (into.is_array()) {
+      into.push_back(std::move(value));
+      return &into.back();
+    }
+    return &(*value_of_key_ = std::move(value));
+  }
+
+  bool add(Json value) {
+    put(std::move(value));
+    return true;
+  }
+
+  bool open(Json container) {
+    if (open_.size() >= max_depth) {
+      fail(fmt::format("arrays and objects more than {} deep", max_depth));
+    }
+    open_.push_back(put(std::move(container)));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string file_;
+  JsonFloats floats_;
+  std::string error_;
+  Json root_;
+  std::vector<Json*> open_;  // each the last in the one before, which so stays where it is
+  Json* value_of_key_ = nullptr;
+  std::int64_t values_ = 0;
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::filesystem::path& file, JsonFloats floats) {
+  if (text.size() > static_cast<std::size_t>(max_json_bytes)) {
+    throw FileError(fmt::format("{}: has {} bytes of JSON; expected at most {}", path_text(file),
+                                text.size(), max_json_bytes));
+  }
+  if (has_long_gap(text)) {
+    throw FileError(fmt::format(
+        "{}: has more than {} line breaks and tabs in one place; expected fewer between values",
+        path_text(file), max_line_breaks));
+  }
+  Builder builder(path_text(file), floats);
+  if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
+    std::string reason = builder.error();  // "[json.exception.parse_error.101] parse error at …"
+    reason.erase(0, reason.find("] ") + 2);
+    throw FileError(fmt::format("{}: is not valid JSON: {}", path_text(file),
+                                printable(cut(std::move(reason), 200))));
+  }
+  return builder.take();
+}
+
+Json read_json_file(const std::filesystem::path& file, JsonFloats floats) {
+  const MappedFile mapped = MappedFile::open(file);
+  const auto bytes = mapped.bytes();
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  refuse_placeholder(text, file);
+  return parse_json(text, file, floats);
+}
+
+std::string shown(const Json& value) {
+  // Only the beginning is shown, so a long array need not be written out in full.
+  if (value.is_array() && value.size() > 16) {
+    return fmt::format("an array of {} values", value.size());
+  }
+  if (value.is_object() && value.size() > 16) {
+    return fmt::format("an object of {} keys", value.size());
+  }
+  constexpr std::size_t most = 100;
+  std::size_t values = most + 1;
+  return cut(beginning(value, most, values).dump(-1, ' ', true, Json::error_handler_t::replace),
+             most);
+}
+
+std::string shown_bytes(std::string_view bytes) {
+  constexpr std::size_t most = 512;  // more characters than are shown
+  return shown(Json(replace_invalid_utf8(bytes.substr(0, most))));
+}
+
+JsonObject::JsonObject(const Json& value, const std::filesystem::path& file, std::string where)
+    : value_(&value), file_(path_text(file)), where_(std::move(where)) {
+  if (value.is_object()) return;
+  const std::string name = where_.empty() ? "top level" : where_.substr(0, where_.size() - 1);
+  throw FileError(fmt::format("{}: {} is {}; expected an object", file_, name, shown(value)));
+}
+
+bool JsonObject::contains(std::string_view key) const { return value_->contains(key); }
+
+const Json* JsonObject::find(std::string_view key) const {
+  const auto it = value_->find(key);
+  return it == value_->end() || it->is_null() ? nullptr : &*it;
+}
+
+std::int64_t JsonObject::integer(std::string_view key, std::int64_t low, std::int64_t high,
+                                 std::optional<std::int64_t> missing) const {
+  if (missing && !contains(key)) return *missing;
+  const Json* value = find(key);
+  // A number above INT64_MAX is stored unsigned and would turn negative.
+  const bool fits =
+      value != nullptr && value->is_number_integer() &&
+      !(value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{INT64_MAX});
+  if (fits) {
+    const auto number = value->get<std::int64_t>();
+    if (number >= low && number <= high) return number;
+  }
+  fail(key, fmt::format("an integer from {} to {}", low, high));
+}
+
+double JsonObject::number(std::string_view key, double low, double high,
+                          std::optional<double> missing) const {
+  if (missing && !contains(key)) return *missing;
+  const Json* value = find(key);
+  if (value != nullptr && value->is_number()) {
+    const auto number = value->get<double>();
+    if (number >= low && number <= high) return number;
+  }
+  fail(key, fmt::format("a number from {} to {}", low, high));
+}
+
+bool JsonObject::flag(std::string_view key, std::optional<bool> missing) const {
+  if (missing && !contains(key)) return *missing;
+  const Json* value = find(key);
+  if (value != nullptr && value->is_boolean()) return value->get<bool>();
+  fail(key, "true or false");
+}
+
+std::string JsonObject::text(std::string_view key, std::optional<std::string> missing) const {
+  if (missing && !contains(key)) return *missing;
+  const Json* value = find(key);
+  if (value != nullptr && value->is_string()) return value->get<std::string>();
+  fail(key, "a string");
+}
+
+std::string JsonObject::found(std::string_view key) const {
+  const auto it = value_->find(key);
+  return it == value_->end() ? "missing" : shown(*it);
+}
+
+void JsonObject::fail(std::string_view key, std::string_view expected) const {
+  throw FileError(
+      fmt::format("{}: {}{} is {}; expected {}", file_, where_, key, found(key), expected));
+}
+
+void JsonObject::unsupported(std::string_view key, std::string_view supported) const {
+  throw Unsupported(fmt::format("{}: {}{} is {}, which is not implemented; topkv runs {}", file_,
+                                where_, key, found(key), supported));
+}
+
+}  // namespace topkv

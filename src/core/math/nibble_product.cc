@@ -1,0 +1,440 @@
+#include "src/core/math/nibble_product.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "src/core/math/packed_product.h"
+#include "src/core/math/packed_rows.h"
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/core/math/nibble_product.cc"
+#include <hwy/foreach_target.h>
+#include "src/core/math/simd.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace topkv {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET <= HWY_SSSE3
+
+using Floats = hn::ScalableTag<float>;
+using Four = hn::CappedTag<float, 4>;
+
+// A vector of L words has the codes of 8 L consecutive inputs, a *block*: in the low halves of a
+// word's bytes those of its inputs 0, 4, 1 and 5, in the high halves those of 2, 6, 3 and 7. Of
+// activations x = unit * (65536 d2 + 256 d1 + d0), where a digit is a signed byte, a block has, as
+// floats or in the room of as many:
+//
+//   digits   for each of the 3, those that the low halves meet and those that the high ones do
+//   unit     [L] times the same
+//
+// One or two blocks of a group, a *flush*, share a unit, and are summed before they are scaled.
+// Inputs behind the last whole flush come in blocks of vectors of 4 lanes. Then follow the sums of
+// the inputs of each group.
+constexpr int word_inputs = 8;
+constexpr int digits = 3;
+constexpr int input_of_byte[2][4] = {{0, 4, 1, 5}, {2, 6, 3, 7}};
+constexpr std::int64_t least_group = 32;  // inputs; groups and blocks are multiples of it
+constexpr std::int64_t words_of_block = 2 * digits + 1;  // of each lane
+
+template <class D>
+constexpr std::int64_t block_inputs(D d) {
+  return word_inputs * static_cast<std::int64_t>(hn::MaxLanes(d));
+}
+
+/// Sums of products of two blocks fit 16 bits.
+template <class D>
+std::int64_t blocks_of_flush(D d, std::int64_t group) {
+  return block_inputs(d) <= 64 && group % (2 * block_inputs(d)) == 0 ? 2 : 1;
+}
+
+/// Codes are made non-negative: what instructions take that add products of bytes.
+constexpr int bias_of(Packing packing) { return packing == Packing::int4 ? 8 : 12; }
+
+/// Of what the four bits of an fp4 code stand for, and its bias.
+alignas(16) constexpr std::array<std::uint8_t, 16> biased_fp4 = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                                 12, 11, 10, 9,  8,  6,  4,  0};
+
+/// Arranges `count` inputs, a flush, of which x[0] is input `first`, and adds them to the sums of
+/// their groups.
+template <class D>
+float* arrange_flush(D d, const float* x, std::int64_t count, std::int64_t first,
+                     std::int64_t group, float* sums, float* to) {
+  const hn::RebindToSigned<D> di;
+  const hn::RebindToUnsigned<D> du;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto step = static_cast<std::size_t>(lanes);
+  auto most = hn::Zero(d);
+  auto all = hn::Zero(d);  // not finite if one of them is not
+  for (std::int64_t i = 0; i < count; i += lanes) {
+    const auto some = hn::LoadU(d, x + i);
+    most = hn::Max(most, hn::Abs(some));
+    all = hn::MulAdd(some, hn::Zero(d), all);
+  }
+  const bool finite = hn::GetLane(hn::SumOfLanes(d, all)) == 0;
+  // Scaled by 2^power the largest is at most 2^22.
+  int exponent = 0;
+  std::frexp(finite ? hn::GetLane(hn::MaxOfLanes(d, most)) : 1.0F, &exponent);
+  const int power = std::min(22 - exponent, 126);
+  const float unit = finite ? std::ldexp(1.0F, -power) : std::numeric_limits<float>::quiet_NaN();
+  const auto scale = hn::Set(d, std::ldexp(1.0F, power));
+  const auto byte = hn::Set(du, 0xffU);
+  // Each digit's byte is 128 too large after the addition.
+  const auto too_large = hn::Set(du, 0x808080U);
+  alignas(64) std::array<std::int32_t, word_inputs * hn::MaxLanes(Floats())> whole;
+  for (std::int64_t begin = 0; begin < count; begin += block_inputs(d)) {
+    for (std::int64_t i = 0; i < block_inputs(d); i += lanes) {
+      const auto some = hn::LoadU(d, x + begin + i);
+      hn::Store(hn::NearestInt(finite ? hn::Mul(some, scale) : hn::Zero(d)), di, whole.data() + i);
+    }
+    for (std::int64_t i = 0; i < block_inputs(d); i += least_group) {
+      std::int32_t sum = 0;
+      for (std::int64_t j = i; j < i + least_group; ++j) sum += whole[static_cast<std::size_t>(j)];
+      sums[(first + begin + i) / group] += static_cast<float>(sum) * unit;
+    }
+    hn::Vec<decltype(du)> bytes[word_inputs];
+    alignas(64) std::array<std::uint32_t, hn::MaxLanes(Floats())> column;
+    for (std::size_t i = 0; i < word_inputs; ++i) {
+      for (std::size_t lane = 0; lane < step; ++lane)
+        column[lane] = static_cast<std::uint32_t>(whole[word_inputs * lane + i]);
+      bytes[i] = hn::Xor(hn::Add(hn::Load(du, column.data()), too_large), too_large);
+    }
+    for (int digit = 0; digit < digits; ++digit) {
+      for (const auto& inputs : input_of_byte) {
+        auto word = hn::And(bytes[inputs[0]], byte);
+        word = hn::Or(word, hn::ShiftLeft<8>(hn::And(bytes[inputs[1]], byte)));
+        word = hn::Or(word, hn::ShiftLeft<16>(hn::And(bytes[inputs[2]], byte)));
+        word = hn::Or(word, hn::ShiftLeft<24>(bytes[inputs[3]]));
+        hn::StoreU(hn::BitCast(d, word), d, to);
+        to += lanes;
+      }
+      for (auto& four : bytes) four = hn::ShiftRight<8>(four);
+    }
+    hn::StoreU(hn::Set(d, unit), d, to);
+    to += lanes;
+  }
+  return to;
+}
+
+/// Sums of the products of neighbouring bytes, the first without a sign. REQUIRES: they are below
+/// 2^15.
+template <class V8, class VI8>
+HWY_INLINE auto pair_products(V8 codes, VI8 of_digits) {
+  using D = hn::DFromV<VI8>;
+  const hn::RepartitionToWide<D> d16;
+  using V16 = hn::Vec<decltype(d16)>;
+  if constexpr (sizeof(codes.raw) == 16) {
+    return V16{_mm_maddubs_epi16(codes.raw, of_digits.raw)};
+#if HWY_TARGET <= HWY_AVX2
+  } else if constexpr (sizeof(codes.raw) == 32) {
+    return V16{_mm256_maddubs_epi16(codes.raw, of_digits.raw)};
+#endif
+#if HWY_TARGET <= HWY_AVX3
+  } else {
+    return V16{_mm512_maddubs_epi16(codes.raw, of_digits.raw)};
+#endif
+  }
+}
+
+/// Sums of neighbours, times a factor from 1 to 2^15 - 1.
+template <class V16>
+HWY_INLINE auto pair_sums(V16 of, int factor) {
+  const hn::DFromV<V16> d16;
+  const hn::RepartitionToWide<decltype(d16)> d32;
+  using V32 = hn::Vec<decltype(d32)>;
+  const auto factors = hn::Set(d16, static_cast<std::int16_t>(factor));
+  if constexpr (sizeof(of.raw) == 16) {
+    return V32{_mm_madd_epi16(of.raw, factors.raw)};
+#if HWY_TARGET <= HWY_AVX2
+  } else if constexpr (sizeof(of.raw) == 32) {
+    return V32{_mm256_madd_epi16(of.raw, factors.raw)};
+#endif
+#if HWY_TARGET <= HWY_AVX3
+  } else {
+    return V32{_mm512_madd_epi16(of.raw, factors.raw)};
+#endif
+  }
+}
+
+/// Codes of the low or high halves of bytes, made non-negative.
+template <Packing packing, class D8, class V8>
+HWY_INLINE V8 codes_of(D8 d8, V8 nibbles) {
+  if constexpr (packing == Packing::int4) {
+    (void)d8;
+    return nibbles;  // 8 more than what they stand for
+  } else {
+    return hn::TableLookupBytes(hn::LoadDup128(d8, biased_fp4.data()), nibbles);
+  }
+}
+
+/// Which scales the words of a block have, one to a lane. A block has words of some whole groups,
+/// or of whatever it meets.
+template <class D>
+class BlockGroups {
+ public:
+  BlockGroups(D d, std::int64_t group)
+      : group_(group), two_(block_inputs(d) == 2 * group), whole_(block_inputs(d) % group == 0) {
+    lay_out(d, 0);
+  }
+
+  /// Of the block that begins with this input.
+  HWY_INLINE void begin(D d, std::int64_t input) {
+    first_ = input / group_;
+    if (!whole_) lay_out(d, input - first_ * group_);
+  }
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
+    if (two_) {  // faster than gathering
+      return hn::ConcatLowerLower(d, hn::Set(d, scales[first_ + 1]), hn::Set(d, scales[first_]));
+    }
+    return hn::GatherIndex(d, scales + first_, hn::Load(Index(), lanes_));
+  }
+
+ private:
+  using Index = hn::RebindToSigned<D>;
+
+  /// before: inputs of the first group in front of the block.
+  void lay_out(D d, std::int64_t before) {
+    for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane) {
+      lanes_[lane] = static_cast<std::int32_t>(
+          (before + word_inputs * static_cast<std::int64_t>(lane)) / group_);
+    }
+  }
+
+  std::int64_t group_;
+  std::int64_t first_ = 0;
+  bool two_, whole_;
+  alignas(64) std::int32_t lanes_[hn::MaxLanes(Floats())];
+};
+
+/// One group has whole flushes.
+template <class D>
+class OneGroup {
+ public:
+  OneGroup(D /*d*/, std::int64_t group) : group_(group) {}
+  HWY_INLINE void begin(D /*d*/, std::int64_t input) { first_ = input / group_; }
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const { return hn::Set(d, scales[first_]); }
+
+ private:
+  std::int64_t group_;
+  std::int64_t first_ = 0;
+};
+
+/// Rows that are multiplied side by side.
+template <int rows, int tokens, class D>
+struct NibbleRows {
+  const std::byte* codes[rows];
+  const float* scales[rows];
+  hn::Vec<D> totals[rows][tokens];
+};
+
+template <int rows, int tokens, class D>
+HWY_INLINE NibbleRows<rows, tokens, D> nibble_rows(D d, const Matrix& m, std::int64_t first) {
+  NibbleRows<rows, tokens, D> at;
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+    at.codes[r] = m.data + (first + r) * m.row_bytes();
+    at.scales[r] = m.scales() + (first + r) * m.groups();
+#pragma GCC unroll 4
+    for (int t = 0; t < tokens; ++t) at.totals[r][t] = hn::Zero(d);
+  }
+  return at;
+}
+
+/// Adds the products of the inputs [begin, end) of some rows, whose codes are too large by their
+/// bias. arranged: of token t at arranged + t * token_stride.
+template <Packing packing, int rows, int tokens, int blocks, class Groups, class D>
+HWY_INLINE const float* add_nibbles(D d, std::int64_t begin, std::int64_t end, std::int64_t group,
+                                    const float* arranged, std::int64_t token_stride,
+                                    std::int64_t ahead, NibbleRows<rows, tokens, D>& at) {
+  const hn::Repartition<std::uint8_t, D> d8;
+  const hn::Repartition<std::int8_t, D> di8;
+  const hn::Repartition<std::uint16_t, D> d16;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto low_half = hn::Set(d8, 15);
+  Groups groups(d, group);
+  for (std::int64_t input = begin; input < end; input += blocks * block_inputs(d)) {
+    groups.begin(d, input);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const std::byte* from = at.codes[r] + input / 2;
+      hn::Vec<decltype(d8)> low[blocks];
+      hn::Vec<decltype(d8)> high[blocks];
+#pragma GCC unroll 2
+      for (int b = 0; b < blocks; ++b) {
+        const auto both =
+            hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from + 4 * b * lanes));
+        low[b] = codes_of<packing>(d8, hn::And(both, low_half));
+        high[b] = codes_of<packing>(
+            d8, hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, both))), low_half));
+      }
+      __builtin_prefetch(from + ahead);
+      const auto scale = groups.of(d, at.scales[r]);
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) {
+        const float* x = arranged + t * token_stride;
+        const auto products = [&](int digit) HWY_ATTR {
+          const auto of_block = [&](int b) HWY_ATTR {
+            const auto* bytes =
+                reinterpret_cast<const std::int8_t*>(x + (b * words_of_block + 2 * digit) * lanes);
+            return hn::Add(pair_products(low[b], hn::LoadU(di8, bytes)),
+                           pair_products(high[b], hn::LoadU(di8, bytes + 4 * lanes)));
+          };
+          if constexpr (blocks == 1) return of_block(0);
+          return hn::Add(of_block(0), of_block(blocks - 1));
+        };
+        const auto high_digits = hn::Add(pair_sums(products(2), 256), pair_sums(products(1), 1));
+        const auto sum = hn::Add(hn::ShiftLeft<8>(high_digits), pair_sums(products(0), 1));
+        const auto unit = hn::LoadU(d, x + 2 * digits * lanes);
+        at.totals[r][t] = hn::MulAdd(hn::Mul(hn::ConvertTo(d, sum), unit), scale, at.totals[r][t]);
+      }
+    }
+    arranged += blocks * words_of_block * lanes;
+  }
+  return arranged;
+}
+
+/// The sum over groups of what each input is multiplied with besides its code: the offset, and the
+/// scale as often as codes are too large.
+HWY_INLINE float of_groups(const Matrix& m, std::int64_t row, const float* sums) {
+  const Floats d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const float bias = bias_of(m.packing);
+  const float* scales = m.scales() + row * m.groups();
+  const float* offsets = m.has_offsets ? m.offsets() + row * m.groups() : nullptr;
+  auto total = hn::Zero(d);
+  std::int64_t g = 0;
+  for (; g + lanes <= m.groups(); g += lanes) {
+    const auto sum = hn::LoadU(d, sums + g);
+    total = hn::NegMulAdd(hn::Mul(sum, hn::Set(d, bias)), hn::LoadU(d, scales + g), total);
+    if (offsets != nullptr) total = hn::MulAdd(sum, hn::LoadU(d, offsets + g), total);
+  }
+  float rest = hn::GetLane(hn::SumOfLanes(d, total));
+  for (; g < m.groups(); ++g) {
+    rest -= bias * sums[g] * scales[g];
+    if (offsets != nullptr) rest += sums[g] * offsets[g];
+  }
+  return rest;
+}
+
+template <Packing packing, int rows, int tokens, int blocks, class Groups>
+HWY_INLINE void dot_nibbles(const Matrix& m, std::int64_t first, const float* arranged,
+                            std::int64_t token_stride, float* out, std::int64_t stride) {
+  const Floats d;
+  const Four d4;
+  const std::int64_t flush = blocks * block_inputs(d);
+  const std::int64_t whole = m.in_features / flush * flush;
+  const std::int64_t ahead = fetch_ahead(m.row_bytes(), rows);
+  auto at = nibble_rows<rows, tokens>(d, m, first);
+  const float* rest = add_nibbles<packing, rows, tokens, blocks, Groups>(
+      d, 0, whole, m.group, arranged, token_stride, ahead, at);
+  auto behind = nibble_rows<rows, tokens>(d4, m, first);
+  const float* sums = add_nibbles<packing, rows, tokens, 1, OneGroup<Four>>(
+      d4, whole, m.in_features, m.group, rest, token_stride, ahead, behind);
+  for (int r = 0; r < rows; ++r) {
+    for (int t = 0; t < tokens; ++t) {
+      out[t * stride + r] = hn::GetLane(hn::SumOfLanes(d, at.totals[r][t])) +
+                            hn::GetLane(hn::SumOfLanes(d4, behind.totals[r][t])) +
+                            of_groups(m, first + r, sums + t * token_stride);
+    }
+  }
+}
+
+template <Packing packing, int rows, int tokens>
+void dot_nibble_rows(const Matrix& m, std::int64_t first, const float* arranged,
+                     std::int64_t token_stride, float* out, std::int64_t stride) {
+  const Floats d;
+  if (blocks_of_flush(d, m.group) == 2) {
+    dot_nibbles<packing, rows, tokens, 2, OneGroup<Floats>>(m, first, arranged, token_stride, out,
+                                                            stride);
+  } else if (m.group % block_inputs(d) == 0) {
+    dot_nibbles<packing, rows, tokens, 1, OneGroup<Floats>>(m, first, arranged, token_stride, out,
+                                                            stride);
+  } else {
+    dot_nibbles<packing, rows, tokens, 1, BlockGroups<Floats>>(m, first, arranged, token_stride,
+                                                               out, stride);
+  }
+}
+
+void nibble_dot_any(const Matrix& m, std::int64_t first, std::int64_t count, const float* arranged,
+                    std::int64_t token_stride, std::int64_t tokens, float* out,
+                    std::int64_t stride) {
+  each_rows(count, tokens, [&]<int rows, int at_once>(std::int64_t r) HWY_ATTR {
+    const auto dot = m.packing == Packing::fp4 ? dot_nibble_rows<Packing::fp4, rows, at_once>
+                                               : dot_nibble_rows<Packing::int4, rows, at_once>;
+    dot(m, first + r, arranged, token_stride, out + r, stride);
+  });
+}
+
+void arrange_for_nibbles_any(const Matrix& m, const float* x, float* to) {
+  const Floats d;
+  const Four d4;
+  const std::int64_t flush = blocks_of_flush(d, m.group) * block_inputs(d);
+  float* sums = to + words_of_block * (m.in_features / word_inputs);
+  std::fill_n(sums, m.groups(), 0.0F);
+  std::int64_t i = 0;
+  for (; i + flush <= m.in_features; i += flush)
+    to = arrange_flush(d, x + i, flush, i, m.group, sums, to);
+  for (; i < m.in_features; i += block_inputs(d4))
+    to = arrange_flush(d4, x + i, block_inputs(d4), i, m.group, sums, to);
+}
+
+#else
+
+void nibble_dot_any(const Matrix& m, std::int64_t first, std::int64_t rows, const float* x,
+                    std::int64_t token_stride, std::int64_t tokens, float* out,
+                    std::int64_t stride) {
+  constexpr std::int64_t piece = 32;  // divides groups
+  std::int8_t codes[piece];
+  for (std::int64_t r = first; r < first + rows; ++r) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const float* inputs = x + t * token_stride;
+      float total = 0;
+      for (std::int64_t begin = 0; begin < m.in_features; begin += piece) {
+        unpack_nibbles(m.packing, m.data + r * m.row_bytes() + begin / 2, piece, codes);
+        float products = 0;
+        float sum = 0;
+        for (std::int64_t i = 0; i < piece; ++i) {
+          products += static_cast<float>(codes[i]) * inputs[begin + i];
+          sum += inputs[begin + i];
+        }
+        const std::int64_t factor = r * m.groups() + begin / m.group;
+        total += products * m.scales()[factor];
+        if (m.has_offsets) total += sum * m.offsets()[factor];
+      }
+      out[t * stride + r - first] = total;
+    }
+  }
+}
+
+void arrange_for_nibbles_any(const Matrix& m, const float* x, float* to) {
+  std::copy_n(x, m.in_features, to);
+}
+
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace topkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace topkv {
+
+HWY_EXPORT(nibble_dot_any);
+HWY_EXPORT(arrange_for_nibbles_any);
+
+void arrange_for_nibbles(const Matrix& packed, const float* x, float* arranged) {
+  HWY_DYNAMIC_DISPATCH(arrange_for_nibbles_any)(packed, x, arranged);
+}
+
+void nibble_dot(const Matrix& packed, std::int64_t first, std::int64_t rows, const float* arranged,
+                std::int64_t tokens, float* out, std::int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(nibble_dot_any)
+  (packed, first, rows, arranged, arranged_size(packed), tokens, out, stride);
+}
+
+}  // namespace topkv
+#endif

@@ -1,0 +1,41 @@
+#include "src/eval/run/answer.h"
+
+#include "src/core/threads/stopwatch.h"
+
+namespace topkv {
+
+Answer ask(const Model& model, Session& session, std::span<const Token> question,
+           const AskOptions& options) {
+  const Tokenizer& tokenizer = model.tokenizer();
+  const Stopwatch watch;
+  double stepped = 0;
+  if (options.steps) {
+    for (; question.size() > 1; question = question.subspan(1)) {
+      model.logits(session, question.first(1));
+    }
+    stepped = watch.seconds();
+  }
+  bool started = false;
+  const auto on_token = [&](Token token) {
+    if (options.on_token && !options.on_token(token)) return false;
+    if (options.one_line) {
+      for (const char c : tokenizer.bytes_of_token(token)) {
+        if (c == '\n' && started) return false;
+        started = started || (c != ' ' && c != '\n');
+      }
+    }
+    return true;
+  };
+  Answer answer;
+  answer.result = model.generate(session, question, options.generate, on_token);
+  answer.result.prompt_seconds += stepped;
+  answer.text = tokenizer.decode(answer.result.tokens);
+  const SessionStats& stats = session.stats();
+  const std::int64_t heads = session.context().shape().q_heads;
+  answer.rows_per_head = stats.steps > 0 ? static_cast<double>(stats.rows_retrieved) /
+                                               static_cast<double>(stats.steps * heads)
+                                         : 0;
+  return answer;
+}
+
+}  // namespace topkv

@@ -1,0 +1,50 @@
+#include "src/eval/run/bytes_read.h"
+
+#include <algorithm>
+
+namespace topkv {
+namespace {
+
+/// Bytes of so many rows of each KV head, in the layers with full attention from `first` up to
+/// `end`.
+std::int64_t bytes_of_rows(const Context& context, std::int64_t rows, std::int64_t first,
+                           std::int64_t end) {
+  const AttentionShape& shape = context.shape();
+  std::int64_t layers = 0;
+  for (std::int64_t layer = first; layer < std::min(end, shape.layers); ++layer) {
+    if (shape.window_of(layer) == 0) ++layers;
+  }
+  return layers * shape.kv_heads * rows * context.dtype().row_bytes(shape.head_dim);
+}
+
+}  // namespace
+
+std::optional<std::int64_t> bytes_to_retrieve(const Context& context,
+                                              const RetrievalOptions& options, double rows) {
+  if (options.mass || options.error) return {};
+  const std::int64_t dense = std::min(options.dense_layers, context.shape().layers);
+  const std::int64_t searched = context.search_bytes(options.index, dense);
+  if (searched < 0) return {};
+  const std::int64_t row = context.dtype().row_bytes(context.shape().head_dim);
+  auto bytes = searched + static_cast<std::int64_t>(rows * static_cast<double>(row));
+  if (options.tail != "none") bytes += context.tail_bytes(options.tail, options.index, dense);
+  return bytes;
+}
+
+std::int64_t bytes_of_dense_layers(const Context& context, const RetrievalOptions& options) {
+  return bytes_of_rows(context, context.tokens(), 0, options.dense_layers);
+}
+
+std::int64_t bytes_of_windows(const Context& context, const RetrievalOptions& options) {
+  return bytes_of_rows(context, std::min(context.tokens(), options.sinks + options.window),
+                       options.dense_layers, context.shape().layers);
+}
+
+std::optional<std::int64_t> bytes_read(const Context& context, const RetrievalOptions& options,
+                                       double rows) {
+  std::optional<std::int64_t> bytes = bytes_to_retrieve(context, options, rows);
+  if (bytes) *bytes += bytes_of_dense_layers(context, options) + bytes_of_windows(context, options);
+  return bytes;
+}
+
+}  // namespace topkv

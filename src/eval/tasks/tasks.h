@@ -1,0 +1,53 @@
+// The tasks of `topkv eval` by name, and those that are not RULER's.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/eval/tasks/eval_task.h"
+#include "src/eval/tasks/prose.h"
+
+namespace topkv {
+
+/// What tasks need from outside.
+struct TaskSources {
+  std::string essays;                        ///< a directory of texts; empty: generated prose
+  std::vector<std::filesystem::path> files;  ///< qa's text
+  std::filesystem::path questions;           ///< qa's questions, JSON lines
+};
+
+/// One name, or that of several: "ruler" are eleven tasks, "tables" three.
+struct TaskName {
+  std::string name;
+  std::vector<std::string> tasks;
+};
+std::span<const TaskName> task_names();
+
+/// The tasks that a list of names stands for, once each, in its order. Throws InvalidArgument
+/// naming what is known.
+std::vector<std::string> parse_tasks(std::string_view list);
+
+/// The tasks of these names, as parse_tasks gives them. Throws what reading the sources does, and
+/// InvalidArgument when a task lacks its own.
+std::vector<EvalTask> make_eval_tasks(const std::vector<std::string>& names,
+                                      const TaskTokens& tokens, const TaskSources& sources);
+
+/// A number hidden in noise (Mohtashami & Jaggi 2023, Landmark Attention), at a random depth. With
+/// steps the question is fed as decode steps (Tang et al. 2024, Quest); the texts are the same.
+EvalTask passkey_task(const TaskTokens& tokens, bool steps);
+
+/// A passage of the context, of which the beginning is given, is to be repeated (Ribar et al. 2024,
+/// SparQ Attention, section 4): 128 characters are given, 256 are compared, up to whole words.
+EvalTask repetition_task(const TaskTokens& tokens, const ProseSource& essays);
+
+/// Questions about generated tables whose answers need many rows, or two of them: tables_count,
+/// tables_sum, tables_hop.
+std::vector<EvalTask> table_tasks(const TaskTokens& tokens);
+
+/// A user's questions about a user's files, in RULER's template for questions about documents. The
+/// files are read now. Throws FileError, or InvalidArgument when no question can be asked.
+EvalTask qa_task(const TaskTokens& tokens, const TaskSources& sources);
+
+}  // namespace topkv

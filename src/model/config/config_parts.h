@@ -1,0 +1,41 @@
+// The parts that config.json is read in, each a subject of its own. All are for ModelConfig::load,
+// throw as it does and check every number that they take.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "src/core/format/json_file.h"
+#include "src/model/families/families.h"
+#include "topkv/model.h"
+
+namespace topkv {
+
+inline constexpr std::int64_t max_positions = std::int64_t{1} << 40;
+/// Of hidden and intermediate sizes.
+inline constexpr std::int64_t max_width = std::int64_t{1} << 22;
+
+/// Theta, scaling, which part of a head is turned and in which layers (config_rope.cc).
+/// length: as of ModelConfig::load. REQUIRES: attention (windows too) and max_position are read.
+void read_rope(const JsonObject& root, const std::filesystem::path& file, const Family& family,
+               std::int64_t length, ModelConfig& config);
+
+/// ModelConfig::dual_chunk and AttentionShape::chunk_len (config_chunks.cc).
+/// REQUIRES: all of the attention but these, and RoPE, are read.
+void read_dual_chunk(const JsonObject& root, const std::filesystem::path& file,
+                     ModelConfig& config);
+
+/// AttentionShape::sliding_window and the layers without RoPE (config_layers.cc).
+/// REQUIRES: attention.layers is read.
+void read_layers(const JsonObject& root, const Family& family, ModelConfig& config);
+
+/// ModelConfig::mixture, and the activation that goes with it (config_experts.cc).
+/// REQUIRES: attention.layers, hidden_size and intermediate_size are read.
+void read_mixture(const JsonObject& root, const Family& family, ModelConfig& config);
+
+/// bos, eos and sampling (config_generation.cc), of config.json and generation_config.json.
+/// REQUIRES: vocab_size is read.
+void read_generation(const JsonObject& root, const Family& family,
+                     const std::filesystem::path& generation_file, ModelConfig& config);
+
+}  // namespace topkv

@@ -1,0 +1,38 @@
+// The architectures that GGUF files name, as data: the family of each, and what ggml calls the
+// tensors of its layers. An architecture is one entry of the table.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "src/core/format/gguf_file.h"
+#include "src/model/families/families.h"
+
+namespace topkv {
+
+/// A part of a layer: Hugging Face's name, as it stands behind "model.layers.N.", and ggml's, as it
+/// stands behind "blk.N."; ".weight" and ".bias" follow both.
+using GgufName = std::pair<std::string_view, std::string_view>;
+
+struct GgufArchitecture {
+  std::string_view name;        ///< general.architecture
+  std::string_view model_type;  ///< of Hugging Face
+  /// Rows of q and k are in the order that turns neighbours (llama.cpp's converter puts them so):
+  /// pairs of RoPE are elements (2i, 2i + 1). Scores do not depend on the order.
+  bool interleaved;
+  std::span<const GgufName> norms;
+  /// Layers of the one size of this architecture whose queries are scaled by the square root of
+  /// hidden size / heads. Other sizes scale them by that of a head's length. 0: there is none.
+  std::int64_t layers_scaled_by_width = 0;
+
+  const Family& family() const { return *find_family(model_type); }
+};
+
+/// The projections of a layer; all architectures have them.
+std::span<const GgufName> gguf_projections();
+
+/// Throws FileError, Unsupported naming those that topkv runs.
+const GgufArchitecture& architecture_of(const GgufFile& file);
+
+}  // namespace topkv

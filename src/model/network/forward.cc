@@ -1,0 +1,400 @@
+#include "src/model/network/forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include "src/core/math/vector_math.h"
+#include "src/core/threads/stopping.h"
+#include "src/core/threads/threads.h"
+#include "src/device/pieces.h"
+#include "src/model/config/dual_chunk.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the widest activations
+constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
+constexpr std::int64_t cap_grain = 1 << 14;
+
+/// Likewise where a layer has experts: so many that each is read for some hundred rows, which are
+/// a product of their own.
+std::int64_t mixture_tokens(const ExpertMixture& mixture) {
+  constexpr std::int64_t rows = 512;
+  constexpr std::int64_t most = 8192;
+  return std::clamp(rows * mixture.experts / mixture.per_token, mlp_tokens, most);
+}
+
+}  // namespace
+
+template <class Place>
+void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
+                          const Place& place, Activations& out) {
+  const ExpertMixture& mixture = config.mixture;
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const bool any = mixture.experts > 0;
+  const bool only_experts = any && mixture.layers.empty();
+  const std::int64_t tokens = any ? std::min(chunk, mixture_tokens(mixture)) : 0;
+  const std::int64_t slots = tokens * mixture.per_token;
+  const std::int64_t values =
+      std::max(only_experts ? 0 : std::min(chunk, mlp_tokens) * config.intermediate_size,
+               slots * mixture.intermediate_size);
+  // What experts give lies where gate and up were, which are behind each other.
+  const std::int64_t half = Pieces::rounded(values * f32) / f32;
+  place(out.gate, half, f32);
+  place(out.up, std::max(half, slots * config.hidden_size - half), f32);
+  place(out.mlp, values, op);
+  if (!any) return;
+  out.parts = out.gate;
+  place(out.scores, tokens * mixture.experts, f32);
+  place(out.shares, slots, f32);
+  place(out.chosen, slots, std::int64_t{sizeof(std::int32_t)});
+  if (slots <= mixture.experts) return;  // never sorted
+  place(out.slots, slots, std::int64_t{sizeof(std::int32_t)});
+  place(out.places, slots, std::int64_t{sizeof(std::int32_t)});
+  place(out.gathered, slots * config.hidden_size, op);
+}
+
+std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
+                              std::byte* memory, Activations& out) {
+  Pieces pieces;
+  const auto place = [&](auto*& pointer, std::int64_t elements, std::int64_t element_bytes) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(
+        reinterpret_cast<std::uintptr_t>(memory) +
+        static_cast<std::uintptr_t>(pieces.place(elements * element_bytes)));
+  };
+  const AttentionShape& shape = config.attention;
+  const std::int64_t q_width = shape.q_heads * shape.head_dim;
+  const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const std::int64_t op = bytes_of(operand);
+  place(out.x, chunk * config.hidden_size, f32);
+  place(out.q, chunk * q_width, f32);
+  place(out.k, chunk * kv_width, f32);
+  place(out.v, chunk * kv_width, f32);
+  place(out.attended, chunk * q_width, f32);
+  if (config.attention_sinks) place(out.lse, chunk * shape.q_heads, f32);
+  place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
+  if (config.norm_outputs) place(out.branch, chunk * config.hidden_size, f32);
+  const auto place_angles = [&](Angles& angles) {
+    place(angles.cos, chunk * config.rotary_dim / 2, f32);
+    place(angles.sin, chunk * config.rotary_dim / 2, f32);
+  };
+  place_angles(out.angles);
+  if (config.sliding_rope_theta > 0) place_angles(out.sliding_angles);
+  if (config.dual_chunk.chunk_size > 0) {
+    place(out.q_next, chunk * q_width, f32);
+    place(out.q_far, chunk * q_width, f32);
+    for (Angles& angles : out.query_angles) place_angles(angles);
+  }
+  place(out.hidden, chunk * config.hidden_size, op);
+  place(out.heads, chunk * q_width, op);
+  lay_out_mlp(config, op, chunk, place, out);
+  return pieces.used();
+}
+
+std::int64_t Forward::bytes(const ModelConfig& config, const DeviceSizes& device,
+                            std::int64_t chunk) {
+  Activations unused{};
+  return lay_out(config, device.operand_dtype(), chunk, nullptr, unused);
+}
+
+Forward::Forward(const ModelConfig& config, const Weights& weights,
+                 const std::shared_ptr<ComputeDevice>& device, std::int64_t chunk)
+    : config_(config),
+      weights_(weights),
+      device_(device),
+      chunk_(chunk),
+      memory_(device->allocate(bytes(config, *device, chunk), "activations")),
+      rope_(RopeTable::of_model(config)),
+      sliding_rope_(RopeTable::of_sliding(config)),
+      clock_(device->phase_clock()),
+      steps_(static_cast<std::size_t>(config.attention.layers + 1)) {
+  lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
+}
+
+void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
+                  const AttendFn& attend) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  DeviceLock lock = device_->lock();
+  clock_->begin(Phase::other);
+  place_angles(first, count, length);
+  AttentionStep step;
+  if (const DualChunk& chunks = config_.dual_chunk; chunks.chunk_size > 0) {
+    step.q_far = a_.q_far;
+    step.q_next = ChunkPositions(chunks).next_is_far(first, count) ? a_.q_far : a_.q_next;
+  }
+  run_placed(tokens, step, attend, std::move(lock));
+}
+
+void Forward::run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
+                       const AttendFn& attend) {
+  DeviceLock lock = device_->lock();
+  clock_->begin(Phase::other);
+  if (config_.sliding_rope_theta > 0)
+    place(sliding_rope_.angles(positions), std::ssize(tokens), a_.sliding_angles);
+  place(rope_.angles(positions), std::ssize(tokens), a_.angles);
+  run_placed(tokens, {}, attend, std::move(lock));
+}
+
+void Forward::run_placed(std::span<const Token> tokens, AttentionStep step, const AttendFn& attend,
+                         DeviceLock lock) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  recording_ = false;
+  device_->embed(weights_.embedding, tokens, a_.x);
+  if (config_.embedding_scale != 1) {
+    device_->scale(static_cast<float>(config_.embedding_scale), count * config_.hidden_size, a_.x);
+  }
+  for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
+    check_stop();
+    between(l, count);
+    clock_->begin(Phase::attention);
+    lock = {};  // others may use the device while this one waits for what the host does
+    step.layer = l;
+    step.tokens = count;
+    step.q = a_.q;
+    step.k = a_.k;
+    step.v = a_.v;
+    step.out = a_.attended;
+    step.lse = a_.lse;
+    attend(step);
+    lock = device_->lock();
+  }
+  between(config_.attention.layers, count);
+  clock_->end();
+}
+
+void Forward::place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length) {
+  if (config_.sliding_rope_theta > 0)
+    place(sliding_rope_.angles(first, tokens), tokens, a_.sliding_angles);
+  if (config_.dual_chunk.chunk_size > 0) return place_chunk_angles(first, tokens, length);
+  place(rope_.angles(first, tokens), tokens, a_.angles);
+}
+
+void Forward::place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length) {
+  const ChunkPositions chunks(config_.dual_chunk);
+  const double temperature = chunks.temperature(length);
+  positions_.resize(static_cast<std::size_t>(tokens));
+  const auto with = [&](double factor, const Angles& to, const auto& position_of) {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      positions_[static_cast<std::size_t>(t)] = position_of(first + t);
+    place(rope_.angles(positions_, factor), tokens, to);
+  };
+  const auto within = [&](std::int64_t p) { return chunks.within(p); };
+  with(1, a_.angles, within);
+  with(temperature, a_.query_angles[0], within);
+  with(temperature, a_.query_angles[1], [&](std::int64_t p) { return chunks.next(p); });
+  with(temperature, a_.query_angles[2], [&](std::int64_t) { return chunks.far(); });
+}
+
+void Forward::place(const RopeAngles& angles, std::int64_t tokens, const Angles& to) {
+  const std::int64_t bytes = tokens * config_.rotary_dim / 2 * bytes_of(DType::f32);
+  device_->copy_in(angles.cos, bytes, reinterpret_cast<std::byte*>(to.cos));
+  device_->copy_in(angles.sin, bytes, reinterpret_cast<std::byte*>(to.sin));
+}
+
+void Forward::between(std::int64_t l, std::int64_t tokens) {
+  const auto work = [&] {
+    if (l > 0) {
+      attention_output(weights_.layers[static_cast<std::size_t>(l - 1)], tokens);
+      mlp(weights_.layers[static_cast<std::size_t>(l - 1)], tokens);
+    }
+    if (l < config_.attention.layers) {
+      queries_keys_values(l, tokens);
+    } else {
+      norm(weights_.final_norm, tokens);
+    }
+  };
+  if (tokens > 1 || !device_->replays()) {
+    work();
+    return;
+  }
+  // Decoding: many small operations, the same for every token.
+  clock_->begin(Phase::matmul);
+  device_->replay(steps_[static_cast<std::size_t>(l)], [&] {
+    recording_ = true;
+    work();
+    recording_ = false;
+  });
+}
+
+void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+  const AttentionShape& shape = config_.attention;
+  read_residual(w.input_norm, tokens);
+  project({{w.q, w.q_bias.data, a_.q}, {w.k, w.k_bias.data, a_.k}, {w.v, w.v_bias.data, a_.v}},
+          a_.hidden, tokens);
+  begin(Phase::other);
+  if (config_.qk_norm) {
+    const auto norm = [&](const Vector& weight, std::int64_t heads, float* x) {
+      const std::int64_t rows = tokens * heads * shape.head_dim / weight.size;
+      device_->head_norm(weight.data, rows, weight.size, static_cast<float>(config_.rms_norm_eps),
+                         x);
+    };
+    norm(w.q_norm, shape.q_heads, a_.q);
+    norm(w.k_norm, shape.kv_heads, a_.k);
+  }
+  rope(config_.rope_of(l), tokens);
+}
+
+void Forward::rope(LayerRope which, std::int64_t tokens) {
+  if (which == LayerRope::none) return;
+  const AttentionShape& shape = config_.attention;
+  const auto rotate = [&](const Angles& angles, std::int64_t heads, float* x) {
+    device_->rope({.cos = angles.cos,
+                   .sin = angles.sin,
+                   .rotary_dim = config_.rotary_dim,
+                   .interleaved = config_.rope_interleaved},
+                  tokens, heads, shape.head_dim, x);
+  };
+  const Angles& angles = which == LayerRope::sliding ? a_.sliding_angles : a_.angles;
+  rotate(angles, shape.kv_heads, a_.k);
+  if (config_.dual_chunk.chunk_size == 0) return rotate(angles, shape.q_heads, a_.q);
+  float* const forms[query_forms] = {a_.q, a_.q_next, a_.q_far};
+  for (std::int64_t i = 1; i < query_forms; ++i)
+    device_->copy(a_.q, tokens * shape.q_heads * shape.head_dim, forms[i]);
+  for (std::int64_t i = 0; i < query_forms; ++i)
+    rotate(a_.query_angles[i], shape.q_heads, forms[i]);
+}
+
+void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
+  const AttentionShape& shape = config_.attention;
+  begin(Phase::other);
+  if (!w.sinks.empty()) {
+    device_->attend_sinks(w.sinks.data, a_.lse, tokens, shape.q_heads, shape.head_dim, a_.attended);
+  }
+  device_->to_operand(a_.attended, tokens * shape.q_heads * shape.head_dim, a_.heads);
+  add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
+}
+
+void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t operand = bytes_of(device_->operand_dtype());
+  const std::int64_t most = w.mixture.empty() ? mlp_tokens : mixture_tokens(config_.mixture);
+  read_residual(w.mlp_norm, tokens);
+  for (std::int64_t first = 0; first < tokens; first += most) {
+    check_stop();
+    const std::int64_t count = std::min(most, tokens - first);
+    const std::int64_t values = count * config_.intermediate_size;
+    const std::byte* x = a_.hidden + first * hidden * operand;
+    if (!w.mixture.empty()) {
+      mix(w.mixture, x, count, a_.x + first * hidden);
+      continue;
+    }
+    project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}}, x, count);
+    activate(values);
+    add_to_residual(w.down, w.down_bias, w.mlp_output_norm, a_.mlp, count, a_.x + first * hidden);
+  }
+}
+
+void Forward::activate(std::int64_t values) {
+  begin(Phase::other);
+  switch (config_.activation) {
+    case ModelConfig::Activation::silu:
+      return device_->silu_multiply(a_.gate, a_.up, values, a_.mlp);
+    case ModelConfig::Activation::gelu_tanh:
+      return device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
+    case ModelConfig::Activation::clamped_silu:
+      return device_->clamped_silu_multiply(
+          a_.gate, a_.up, static_cast<float>(config_.swiglu_limit), values, a_.mlp);
+  }
+}
+
+void Forward::read_residual(const Vector& weight, std::int64_t tokens) {
+  if (config_.norm_inputs) {
+    norm(weight, tokens);
+  } else {
+    begin(Phase::other);
+    device_->to_operand(a_.x, tokens * config_.hidden_size, a_.hidden);
+  }
+}
+
+void Forward::add_to_residual(const Matrix& weight, const Vector& bias, const Vector& norm,
+                              const std::byte* operand, std::int64_t tokens, float* x) {
+  if (!config_.norm_outputs) {
+    project({{weight, bias.data, x}}, operand, tokens, true);
+    return;
+  }
+  project({{weight, bias.data, a_.branch}}, operand, tokens);
+  begin(Phase::other);
+  device_->add_norm(a_.branch, norm.data, tokens, config_.hidden_size,
+                    static_cast<float>(config_.rms_norm_eps), x);
+}
+
+void Forward::norm(const Vector& weight, std::int64_t tokens) {
+  begin(Phase::other);
+  device_->rms_norm(a_.x, weight.data, tokens, config_.hidden_size,
+                    static_cast<float>(config_.rms_norm_eps), a_.hidden);
+}
+
+void Forward::project(std::initializer_list<Product> products, const std::byte* x,
+                      std::int64_t tokens, bool accumulate) {
+  begin(Phase::matmul);
+  device_->products({products.begin(), products.size()}, x, tokens, accumulate);
+}
+
+void fail_not_finite() {
+  throw InvalidArgument(
+      "the network gives logits that are NaN or infinite; expected numbers: its weights may be "
+      "made for a wider range than the device computes in");
+}
+
+void Forward::make_logits(std::int64_t begin, std::int64_t rows) {
+  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
+  clock_->begin(Phase::matmul);
+  device_->matmul(weights_.lm_head, a_.hidden + begin * row, rows, false, a_.logits);
+  clock_->end();
+}
+
+void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
+  const auto lock = device_->lock();
+  const std::int64_t step = std::min(logit_rows, chunk_);
+  for (std::int64_t done = 0; done < count; done += step) {
+    const std::int64_t rows = std::min(step, count - done);
+    make_logits(begin + done, rows);
+    device_->copy_out(reinterpret_cast<const std::byte*>(a_.logits),
+                      rows * config_.vocab_size * bytes_of(DType::f32),
+                      out + done * config_.vocab_size);
+  }
+  if (config_.final_softcap == 0) return;
+  parallel_for_alone(
+      count * config_.vocab_size, cap_grain, [&](std::int64_t first, std::int64_t end) {
+        soft_cap(out + first, end - first, static_cast<float>(config_.final_softcap));
+      });
+}
+
+// The cap keeps the order of logits.
+void Forward::best(std::int64_t begin, std::span<Token> best) {
+  const auto lock = device_->lock();
+  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
+  const auto count = std::ssize(best);
+  const std::int64_t step = std::min(logit_rows, chunk_);
+  for (std::int64_t done = 0; done < count; done += step) {
+    const std::int64_t rows = std::min(step, count - done);
+    clock_->begin(Phase::matmul);
+    device_->matmul(weights_.lm_head, a_.hidden + (begin + done) * row, rows, false, a_.logits);
+    clock_->end();
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const float* logits = a_.logits + i * config_.vocab_size;
+      Token& token = best[static_cast<std::size_t>(done + i)];
+      token = device_->argmax(logits, config_.vocab_size);
+      if (token != 0) continue;
+      float logit = 0;  // of those that are no numbers the first is the best
+      device_->copy_out(reinterpret_cast<const std::byte*>(logits), bytes_of(DType::f32), &logit);
+      if (std::isnan(logit)) fail_not_finite();
+    }
+  }
+}
+
+ForwardTimes Forward::times() const {
+  const PhaseSeconds seconds = clock_->seconds();
+  ForwardTimes times;
+  times.matmul = seconds[static_cast<std::size_t>(Phase::matmul)];
+  times.attention = seconds[static_cast<std::size_t>(Phase::attention)];
+  times.other = seconds[static_cast<std::size_t>(Phase::other)];
+  return times;
+}
+
+}  // namespace topkv

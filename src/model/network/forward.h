@@ -1,0 +1,134 @@
+// The forward pass of a decoder, written once for prefill, sessions, every family and every device.
+// What tells families apart are the flags of ModelConfig and which weights there are.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/attention/chunk_passes.h"
+#include "src/device/compute_device.h"
+#include "src/device/host/experts.h"
+#include "src/model/network/rope.h"
+#include "src/model/weights/weights.h"
+#include "topkv/model.h"
+
+namespace topkv {
+
+/// Throws InvalidArgument: logits are not finite.
+[[noreturn]] void fail_not_finite();
+
+/// Runs tokens through the network, chunk by chunk. Owns the activations of one chunk, allocated
+/// once. One thread at a time; weights outlive it.
+class Forward {
+ public:
+  /// chunk: most tokens of one run. Throws OutOfMemory.
+  Forward(const ModelConfig& config, const Weights& weights,
+          const std::shared_ptr<ComputeDevice>& device, std::int64_t chunk);
+
+  /// Device memory of the activations of a chunk.
+  static std::int64_t bytes(const ModelConfig& config, const DeviceSizes& device,
+                            std::int64_t chunk);
+
+  std::int64_t chunk() const { return chunk_; }
+
+  /// Takes tokens at positions first and on; their final states stay until the next call. length:
+  /// of the text that is read with them, for DualChunk::original_max_position.
+  /// REQUIRES: tokens within the vocabulary, at most chunk of them, within the length.
+  void run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
+           const AttendFn& attend);
+
+  /// Likewise one token of each of several texts, at positions of their own.
+  /// REQUIRES: as above; the model has no dual chunk attention.
+  void run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
+                const AttendFn& attend);
+
+  /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
+  void logits(std::int64_t begin, std::int64_t count, float* out);
+  /// The most likely token after each of tokens begin and on of the last run, `best.size()` of
+  /// them. Throws InvalidArgument where no logit of one is a number (fail_not_finite).
+  void best(std::int64_t begin, std::span<Token> best);
+
+  /// Seconds so far. attention includes what attend spent searching. Waits for the device.
+  ForwardTimes times() const;
+
+ private:
+  struct Angles {
+    float *cos, *sin;
+  };
+  /// The activations, one behind the other in a buffer.
+  struct Activations {
+    float *x, *q, *k, *v, *attended, *gate, *up, *logits;
+    float* lse;                             // of attention, with sinks
+    float *scores, *shares;                 // of experts: a router's, and of those that it chose
+    float* parts;                           // what each of these gives, over gate and up
+    std::int32_t *chosen, *slots, *places;  // numbers of experts; SortedSlots
+    float* branch;  // what a part of a layer gives, where that is normalised before it is added
+    float *q_next, *q_far;             // with dual chunk attention
+    Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
+    Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
+    std::byte *hidden, *heads, *mlp;   // operands
+    std::byte* gathered;               // of hidden, one for each slot
+  };
+  /// Activations of MLPs and of experts.
+  template <class Place>
+  static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
+                          const Place& place, Activations& out);
+  static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
+                              std::byte* memory, Activations& out);
+
+  /// Runs tokens whose angles are in place. step: what attend is given besides them. lock: is held
+  /// but while attend runs.
+  void run_placed(std::span<const Token> tokens, AttentionStep step, const AttendFn& attend,
+                  DeviceLock lock);
+  /// What lies between the attention of layer l - 1 and that of layer l (the beginning and the end
+  /// of the network for the first and the last).
+  void between(std::int64_t l, std::int64_t tokens);
+  void queries_keys_values(std::int64_t l, std::int64_t tokens);
+  /// Writes the angles of positions first and on to where layers find them.
+  void place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
+  void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
+  void place(const RopeAngles& angles, std::int64_t tokens, const Angles& to);
+  /// Rotates a layer's queries and keys, unless it has no RoPE.
+  void rope(LayerRope which, std::int64_t tokens);
+  /// hidden = what a part of a layer reads of x.
+  void read_residual(const Vector& norm, std::int64_t tokens);
+  /// x += what a part of a layer gives: [tokens, hidden], normalised where the family does so.
+  void add_to_residual(const Matrix& weight, const Vector& bias, const Vector& norm,
+                       const std::byte* operand, std::int64_t tokens, float* x);
+  void attention_output(const LayerWeights& w, std::int64_t tokens);
+  void mlp(const LayerWeights& w, std::int64_t tokens);
+  /// x += what a mixture of experts makes of some tokens' operands.
+  void mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens, float* x);
+  /// a_.mlp = the gate of a_.gate and a_.up, so many values.
+  void activate(std::int64_t values);
+  /// Logits of rows of the hidden states, from `begin` on, at the head of a_.logits. REQUIRES: at
+  /// most logit_rows; the device is locked.
+  void make_logits(std::int64_t begin, std::int64_t rows);
+  void project(std::initializer_list<Product> products, const std::byte* x, std::int64_t tokens,
+               bool accumulate = false);
+  void norm(const Vector& weight, std::int64_t tokens);
+  /// Begins a phase; nothing while a step is recorded, for then it is one.
+  void begin(Phase phase) {
+    if (!recording_) clock_->begin(phase);
+  }
+
+  const ModelConfig& config_;
+  const Weights& weights_;
+  std::shared_ptr<ComputeDevice> device_;
+  std::int64_t chunk_;
+  Buffer memory_;
+  Activations a_{};
+  RopeTable rope_;
+  RopeTable sliding_rope_;
+  std::vector<std::int64_t> positions_;  // of a chunk, for angles
+  std::vector<std::int32_t> experts_;    // chosen by tokens, in host memory
+  SortedSlots sorted_;
+  std::unique_ptr<PhaseClock> clock_;
+  std::vector<std::unique_ptr<Recording>> steps_;  // of one token: [layers + 1]
+  bool recording_ = false;
+};
+
+}  // namespace topkv

@@ -1,0 +1,47 @@
+// Mixtures of experts in the forward pass.
+#include "src/model/network/forward.h"
+
+namespace topkv {
+
+// No family with experts normalises what they give.
+void Forward::mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
+                  float* x) {
+  const ExpertMixture& mixture = config_.mixture;
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t k = mixture.per_token;
+  project({{w.router, w.router_bias.data, a_.scores}}, operand, tokens);
+  begin(Phase::other);
+  device_->route(a_.scores, tokens, {mixture.experts, k, mixture.softmax_over_all}, a_.chosen,
+                 a_.shares);
+  ExpertRows rows{a_.chosen, tokens * k, {}};
+  std::int64_t sharing = k;
+  const std::int32_t* places = nullptr;
+  // Slots one by one read as many experts' weights as there are slots; sorted, each is read once,
+  // but the host has to see who chose whom. One token's step, which may be recorded, has no more
+  // slots than there are experts.
+  if (rows.count > mixture.experts) {
+    experts_.resize(static_cast<std::size_t>(rows.count));
+    const std::int64_t bytes = rows.count * std::int64_t{sizeof(std::int32_t)};
+    device_->copy_out(reinterpret_cast<const std::byte*>(a_.chosen), bytes, experts_.data());
+    sorted_.sort(experts_, mixture.experts);
+    device_->copy_in(sorted_.slots.data(), bytes, reinterpret_cast<std::byte*>(a_.slots));
+    device_->copy_in(sorted_.places.data(), bytes, reinterpret_cast<std::byte*>(a_.places));
+    device_->gather(operand, a_.slots, rows.count, sharing, hidden, a_.gathered);
+    rows = {nullptr, rows.count, sorted_.ends};
+    operand = a_.gathered;
+    sharing = 1;
+    places = a_.places;
+  }
+  const ExpertProduct gate_up[] = {{&w.gate, w.gate_biases.data, a_.gate},
+                                   {&w.up, w.up_biases.data, a_.up}};
+  const ExpertProduct down[] = {{&w.down, w.down_biases.data, a_.parts}};
+  begin(Phase::matmul);
+  device_->expert_products(gate_up, operand, sharing, rows);
+  activate(rows.count * mixture.intermediate_size);
+  begin(Phase::matmul);
+  device_->expert_products(down, a_.mlp, 1, rows);
+  begin(Phase::other);
+  device_->add_weighted(a_.parts, a_.shares, places, tokens, k, hidden, x);
+}
+
+}  // namespace topkv

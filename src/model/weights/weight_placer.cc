@@ -1,0 +1,194 @@
+#include "src/model/weights/weight_placer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "src/core/text/printable.h"
+#include "topkv/error.h"
+
+namespace topkv {
+
+ExpertMatrices Placer::experts(const ExpertMixture& mixture, const ExpertSource& source) {
+  std::vector<MatrixSource> sources;
+  for (std::int64_t e = 0; e < mixture.experts; ++e) sources.push_back(source(e));
+  make_alike(sources);
+  const std::int64_t before = held_;
+  const std::int64_t bytes = bytes_here(sources.front());
+  const std::int64_t stride = Pieces::rounded(bytes);
+  const std::int64_t at = pieces_.place(mixture.experts * stride);
+  ExpertMatrices all;
+  for (std::int64_t e = 0; e < mixture.experts; ++e) {
+    const Matrix matrix = put(sources[static_cast<std::size_t>(e)], at + e * stride);
+    if (e == 0) all.form = matrix;
+    all.data.push_back(matrix.data);
+  }
+  all.stride = bytes == 0 ? 0 : stride;
+  idle_ += (held_ - before) / mixture.experts * (mixture.experts - mixture.per_token);
+  return all;
+}
+
+ExpertMatrices Placer::named_experts(const std::string& at, std::string_view projection,
+                                     const ExpertMixture& mixture, std::int64_t out,
+                                     std::int64_t in) {
+  return experts(mixture, [&](std::int64_t e) {
+    return from_.matrix(fmt::format("{}{}.{}.weight", at, e, projection), {0, out, out}, in,
+                        format_);
+  });
+}
+
+ExpertMatrices Placer::fused_experts(const std::string& name, const ExpertMixture& mixture,
+                                     std::int64_t out, std::int64_t in, std::int64_t first,
+                                     std::int64_t step) {
+  return experts(mixture, [&](std::int64_t e) {
+    return from_.fused_expert(name, {e, mixture.experts, first, step}, out, in, format_);
+  });
+}
+
+Vector Placer::expert_biases(const std::string& name, std::int64_t experts, std::int64_t count,
+                             std::int64_t first, std::int64_t step) {
+  const std::span<float> all = room_for(experts * count * step);
+  const std::int64_t bytes = from_.fused_biases(name, experts, all) / step;
+  const std::span<float> some = all.first(static_cast<std::size_t>(experts * count));
+  if (device_ != nullptr) {
+    for (std::size_t i = 0; i < some.size(); ++i)  // never from before where it is put
+      some[i] = all[static_cast<std::size_t>(first) + i * static_cast<std::size_t>(step)];
+  }
+  return put(some, bytes);
+}
+
+Matrix Placer::table(const std::string& name, const ModelConfig& config) {
+  const WeightFormat format = format_ == WeightFormat::int4 ? WeightFormat::int8 : format_;
+  const std::int64_t rows = config.vocab_size;
+  return place(from_.matrix(name, {0, rows, rows}, config.hidden_size, format));
+}
+
+Matrix Placer::embedding(const ModelConfig& config) {
+  const bool as_head = config.tied_embeddings && !from_.has(embedding_name) && from_.has(head_name);
+  const std::int64_t before = held_;
+  Matrix matrix = table(as_head ? head_name : embedding_name, config);
+  embedding_ = held_ - before;
+  return matrix;
+}
+
+Vector Placer::vector(const std::string& name, std::int64_t size, float offset) {
+  const std::span<float> values = room_for(size);
+  const std::int64_t bytes = from_.vector(name, values);
+  if (device_ != nullptr)
+    for (float& value : values) value += offset;
+  return put(values, bytes);
+}
+
+std::span<float> Placer::room_for(std::int64_t values) {
+  const auto count = static_cast<std::size_t>(values);
+  if (values_.size() < count) values_.resize(count);
+  return std::span(values_).first(count);
+}
+
+Vector Placer::put(std::span<const float> values, std::int64_t held) {
+  count(held);
+  const auto size = static_cast<std::int64_t>(values.size());
+  const std::int64_t bytes = size * bytes_of(DType::f32);
+  const std::int64_t at = pieces_.place(bytes);
+  if (device_ == nullptr) return {nullptr, size};
+  device_->copy_in(values.data(), bytes, storage_ + at);
+  return {reinterpret_cast<const float*>(storage_ + at), size};
+}
+
+void Placer::make_alike(std::vector<MatrixSource>& sources) const {
+  const bool ordered = std::ranges::any_of(
+      sources, [](const MatrixSource& source) { return source.form.has_order; });
+  for (std::size_t e = 0; e < sources.size(); ++e) {
+    MatrixSource& source = sources[e];
+    if (ordered && !source.form.has_order) {
+      source.form.has_order = true;
+      source.order.resize(static_cast<std::size_t>(source.form.in_features));
+      std::iota(source.order.begin(), source.order.end(), 0);
+    }
+    const Matrix& first = sources.front().form;
+    const Matrix& form = source.form;
+    if (form.packing == first.packing && (form.packed() || form.dtype == first.dtype) &&
+        form.group == first.group && form.has_offsets == first.has_offsets) {
+      continue;
+    }
+    throw Unsupported(fmt::format(
+        "{}: experts of one layer differ in type or in how they are quantised (the first and "
+        "number {}); topkv runs experts that are alike",
+        path_text(from_.source()), e));
+  }
+}
+
+std::int64_t Placer::bytes_here(const MatrixSource& source) const {
+  if (source.form.packed()) return source.form.bytes();
+  const std::int64_t uploaded = measure_.upload_bytes(source.form);
+  return uploaded == 0 && source.make ? source.form.bytes() : uploaded;
+}
+
+Matrix Placer::put(const MatrixSource& source, std::int64_t at) {
+  Matrix matrix = source.form;
+  packed_ = packed_ || matrix.packed();
+  if (device_ == nullptr) {
+    count(matrix.bytes());
+    return matrix;
+  }
+  if (!matrix.packed()) {
+    if (source.make) return make_plain(source, storage_ + at);
+    matrix = device_->upload(matrix, storage_ + at);
+    count(source.form.bytes());
+    return matrix;
+  }
+  make(source, storage_ + at);
+  if (matrix.has_order) {
+    device_->copy_in(source.order.data(), matrix.in_features * std::int64_t{4},
+                     storage_ + at + matrix.order_at());
+  }
+  matrix.data = storage_ + at;
+  return matrix;
+}
+
+Matrix Placer::make_plain(const MatrixSource& source, std::byte* to) {
+  const Matrix& form = source.form;
+  const std::int64_t uploaded = measure_.upload_bytes(form);
+  const std::int64_t row_bytes = uploaded == 0 ? form.row_bytes() : uploaded / form.out_features;
+  const std::int64_t most = std::max<std::int64_t>(1, piece_bytes / form.row_bytes());
+  Matrix made = form;
+  for (std::int64_t first = 0; first < form.out_features; first += most) {
+    const std::int64_t rows = std::min(most, form.out_features - first);
+    codes_.resize(static_cast<std::size_t>(rows * form.row_bytes()));
+    source.make(first, rows, {codes_.data(), nullptr, nullptr});
+    const Matrix piece{codes_.data(), form.dtype, rows, form.in_features};
+    if (uploaded == 0) {
+      device_->copy_in(codes_.data(), piece.bytes(), to + first * row_bytes);
+    } else {
+      made.dtype = device_->upload(piece, to + first * row_bytes).dtype;
+    }
+    count(piece.bytes());
+  }
+  made.data = to;
+  return made;
+}
+
+void Placer::make(const MatrixSource& source, std::byte* to) {
+  const Matrix& form = source.form;
+  const std::int64_t groups = form.groups();
+  const std::int64_t most = std::max<std::int64_t>(1, piece_bytes / form.row_bytes());
+  for (std::int64_t first = 0; first < form.out_features; first += most) {
+    const std::int64_t rows = std::min(most, form.out_features - first);
+    codes_.assign(static_cast<std::size_t>(rows * form.row_bytes()), std::byte{0});
+    scales_.resize(static_cast<std::size_t>(rows * groups));
+    offsets_.resize(form.has_offsets ? scales_.size() : 0);
+    source.make(first, rows,
+                {codes_.data(), scales_.data(), form.has_offsets ? offsets_.data() : nullptr});
+    const std::int64_t factor_bytes = rows * groups * bytes_of(DType::f32);
+    const std::int64_t factors_before = first * groups * bytes_of(DType::f32);
+    device_->copy_in(codes_.data(), rows * form.row_bytes(), to + first * form.row_bytes());
+    device_->copy_in(scales_.data(), factor_bytes, to + form.scales_at() + factors_before);
+    if (form.has_offsets)
+      device_->copy_in(offsets_.data(), factor_bytes, to + form.offsets_at() + factors_before);
+    count(form.bytes() * (first + rows) / form.out_features -
+          form.bytes() * first / form.out_features);
+  }
+}
+
+}  // namespace topkv

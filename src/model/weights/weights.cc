@@ -1,0 +1,197 @@
+#include "src/model/weights/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "src/core/math/convert.h"
+#include "src/core/text/printable.h"
+#include "src/model/families/families.h"
+#include "src/model/weights/weight_placer.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+/// Rows of a matrix as float32, wherever they are.
+void rows_of(const MatrixSource& source, std::int64_t first, std::int64_t rows,
+             std::vector<float>& out) {
+  const Matrix& form = source.form;
+  out.resize(static_cast<std::size_t>(rows * form.in_features));
+  to_float(form.data + first * form.row_bytes(), form.dtype, rows * form.in_features, out.data());
+}
+
+bool same_values(const MatrixSource& a, const MatrixSource& b) {
+  if (a.form.packed() || b.form.packed()) return false;
+  const std::int64_t count = a.form.out_features;
+  if (a.form.dtype == b.form.dtype &&
+      std::memcmp(a.form.data, b.form.data, static_cast<std::size_t>(a.form.bytes())) == 0) {
+    return true;
+  }
+  std::vector<float> left;
+  std::vector<float> right;
+  constexpr std::int64_t block = 16;
+  for (std::int64_t at = 0; at < count; at += block) {
+    const std::int64_t rows = std::min(block, count - at);
+    rows_of(a, at, rows, left);
+    rows_of(b, at, rows, right);
+    if (left != right) return false;
+  }
+  return true;
+}
+
+/// at: "model.layers.0.mlp."
+void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
+               const std::string& at, LayerWeights& layer) {
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t mlp = config.intermediate_size;
+  if (family.fused_gate_up) {
+    layer.gate = placer.rows(at + "gate_up_proj.weight", 0, mlp, 2 * mlp, hidden);
+    layer.up = placer.rows(at + "gate_up_proj.weight", mlp, mlp, 2 * mlp, hidden);
+  } else {
+    layer.gate = placer.matrix(at + "gate_proj.weight", mlp, hidden);
+    layer.up = placer.matrix(at + "up_proj.weight", mlp, hidden);
+  }
+  layer.down = placer.matrix(at + "down_proj.weight", hidden, mlp);
+  if (!config.mlp_bias) return;
+  layer.gate_bias = placer.vector(at + "gate_proj.bias", mlp);
+  layer.up_bias = placer.vector(at + "up_proj.bias", mlp);
+  layer.down_bias = placer.vector(at + "down_proj.bias", hidden);
+}
+
+/// at: "model.layers.0."
+MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const FamilyMixture& names,
+                             const std::string& at) {
+  const ExpertMixture& mixture = config.mixture;
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t width = mixture.intermediate_size;
+  const std::string router = fmt::format("{}{}.", at, names.router);
+  const std::string experts = fmt::format("{}{}.", at, names.experts_at);
+  MixtureWeights weights;
+  weights.router = placer.unrounded(router + "weight", mixture.experts, hidden);
+  if (names.fused) {
+    weights.router_bias = placer.vector(router + "bias", mixture.experts);
+    const std::string gate_up = experts + "gate_up_proj";
+    const std::string down = experts + "down_proj";
+    weights.gate = placer.fused_experts(gate_up, mixture, width, hidden, 0, 2);
+    weights.up = placer.fused_experts(gate_up, mixture, width, hidden, 1, 2);
+    weights.down = placer.fused_experts(down, mixture, hidden, width, 0, 1);
+    weights.gate_biases = placer.expert_biases(gate_up + "_bias", mixture.experts, width, 0, 2);
+    weights.up_biases = placer.expert_biases(gate_up + "_bias", mixture.experts, width, 1, 2);
+    weights.down_biases = placer.expert_biases(down + "_bias", mixture.experts, hidden, 0, 1);
+    return weights;
+  }
+  const auto named = [&](std::size_t projection, std::int64_t out, std::int64_t in) {
+    return placer.named_experts(experts, names.projections[projection], mixture, out, in);
+  };
+  weights.gate = named(0, width, hidden);
+  weights.up = named(1, width, hidden);
+  weights.down = named(2, hidden, width);
+  return weights;
+}
+
+Weights place(Placer& placer, const ModelConfig& config) {
+  const Family& family = family_of(config);
+  const auto optional_vector = [&](bool wanted, const std::string& name, std::int64_t size) {
+    return wanted ? placer.vector(name, size) : Vector();
+  };
+  const auto norm = [&](std::string_view at, std::string_view name, std::int64_t size) {
+    if (name.empty()) return Vector();
+    return placer.norm(fmt::format("{}{}.weight", at, name), size, family.norm_offset);
+  };
+
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t head = config.attention.head_dim;
+  const std::int64_t q_size = config.attention.q_heads * head;
+  const std::int64_t kv_size = config.attention.kv_heads * head;
+
+  Weights weights;
+  weights.embedding = placer.embedding(config);
+  for (std::int64_t l = 0; l < config.attention.layers; ++l) {
+    const std::string at = fmt::format("model.layers.{}.", l);
+    const std::string attn = at + "self_attn.";
+    LayerWeights layer;
+    layer.input_norm = norm(at, family.norms.before_attention, hidden);
+    layer.attention_norm = norm(at, family.norms.after_attention, hidden);
+    layer.mlp_norm = norm(at, family.norms.before_mlp, hidden);
+    layer.mlp_output_norm = norm(at, family.norms.after_mlp, hidden);
+    if (family.fused_qkv) {
+      const std::int64_t all = q_size + 2 * kv_size;
+      const std::string name = attn + "qkv_proj.weight";
+      layer.q = placer.rows(name, 0, q_size, all, hidden);
+      layer.k = placer.rows(name, q_size, kv_size, all, hidden);
+      layer.v = placer.rows(name, q_size + kv_size, kv_size, all, hidden);
+    } else {
+      layer.q = placer.matrix(attn + "q_proj.weight", q_size, hidden);
+      layer.k = placer.matrix(attn + "k_proj.weight", kv_size, hidden);
+      layer.v = placer.matrix(attn + "v_proj.weight", kv_size, hidden);
+    }
+    layer.o = placer.matrix(attn + "o_proj.weight", hidden, q_size);
+    layer.q_bias = optional_vector(config.qkv_bias, attn + "q_proj.bias", q_size);
+    layer.k_bias = optional_vector(config.qkv_bias, attn + "k_proj.bias", kv_size);
+    layer.v_bias = optional_vector(config.qkv_bias, attn + "v_proj.bias", kv_size);
+    layer.o_bias = optional_vector(config.o_bias, attn + "o_proj.bias", hidden);
+    if (config.qk_norm) {
+      layer.q_norm = norm(attn, "q_norm", config.qk_norm_whole ? q_size : head);
+      layer.k_norm = norm(attn, "k_norm", config.qk_norm_whole ? kv_size : head);
+    }
+    if (config.attention_sinks) {
+      layer.sinks = placer.vector(attn + "sinks", config.attention.q_heads);
+    }
+    if (config.mixture.in(l)) {
+      layer.mixture = place_mixture(placer, config, family.mixture, at);
+    } else {
+      place_mlp(placer, config, family, at + "mlp.", layer);
+    }
+    weights.layers.push_back(std::move(layer));
+  }
+  weights.final_norm = norm("model.", "norm", hidden);
+  weights.lm_head = config.tied_embeddings ? weights.embedding : placer.table(head_name, config);
+  return weights;
+}
+
+}  // namespace
+
+std::string Weights::settle_tie(const Checkpoint& from, ModelConfig& config) {
+  if (!config.tied_embeddings) return {};
+  if (!from.has(embedding_name) || !from.has(head_name)) return {};
+  const MatrixRows all{0, config.vocab_size, config.vocab_size};
+  const auto stored = [&](const char* name) {
+    return from.matrix(name, all, config.hidden_size, WeightFormat::stored);
+  };
+  if (same_values(stored(embedding_name), stored(head_name))) return {};
+  config.tied_embeddings = false;
+  return fmt::format(
+      "{}: tensors {} and {} differ, though config.json ties them (tie_word_embeddings); each is "
+      "used as it is, as in transformers: set tie_word_embeddings to false if that is right",
+      path_text(from.source()), embedding_name, head_name);
+}
+
+WeightsSize Weights::size(const Checkpoint& from, const ModelConfig& config,
+                          const DeviceSizes& device, WeightFormat format) {
+  if (format != WeightFormat::stored && !from.quantised().empty()) {
+    throw Unsupported(fmt::format(
+        "{}: the weights are quantised already ({}) and are not rounded once more to {}; load them "
+        "as they are stored (--weights stored), or a checkpoint of this model in bf16",
+        path_text(from.source()), from.quantised(), name_of(format)));
+  }
+  Placer placer(from, device, format);
+  place(placer, config);
+  return placer.size();
+}
+
+Weights Weights::load(const Checkpoint& from, const ModelConfig& config, ComputeDevice& device,
+                      const LoadOptions& options) {
+  const WeightsSize all = size(from, config, device, options.weights);
+  if (all.packed) device.prepare_packed();
+  Buffer storage = device.allocate(all.device, "weights");
+  Placer placer(from, device, options, all, storage.data());
+  Weights weights = place(placer, config);
+  weights.storage = std::move(storage);
+  return weights;
+}
+
+}  // namespace topkv

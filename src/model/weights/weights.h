@@ -1,0 +1,80 @@
+// The weights of a decoder, by name and shape. On the host matrices stay in the mapped file, unless
+// they are packed; on another device they are copied to it. The small vectors are widened to
+// float32.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/core/math/matrix.h"
+#include "src/device/compute_device.h"
+#include "src/model/weights/checkpoint.h"
+#include "topkv/model.h"
+
+namespace topkv {
+
+/// float32 values in a device's memory; not owned.
+struct Vector {
+  const float* data = nullptr;
+  std::int64_t size = 0;
+
+  bool empty() const { return size == 0; }
+};
+
+/// In place of an MLP.
+struct MixtureWeights {
+  Matrix router;                  // [experts, hidden], never rounded
+  Vector router_bias;             // [experts]; empty: none, as below
+  ExpertMatrices gate, up, down;  // of each expert
+  Vector gate_biases, up_biases;  // [experts, width of an expert]
+  Vector down_biases;             // [experts, hidden]
+
+  bool empty() const { return gate.data.empty(); }
+};
+
+struct LayerWeights {
+  // [hidden]; empty: none. What attention and MLP read, and what they give.
+  Vector input_norm, attention_norm, mlp_norm, mlp_output_norm;
+  Matrix q, k, v, o;
+  Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
+  Vector q_norm, k_norm;                  // [head_dim], or the width of q and of k; empty: none
+  Vector sinks;                           // [q_heads], ModelConfig::attention_sinks; empty: none
+  MixtureWeights mixture;                 // empty: the layer has the MLP that follows
+  Matrix gate, up, down;
+  Vector gate_bias, up_bias, down_bias;  // empty: none
+};
+
+struct WeightsSize {
+  std::int64_t device = 0;     ///< bytes of device memory that they take
+  std::int64_t held = 0;       ///< bytes in the format asked for; if stored, as in the checkpoint
+  bool packed = false;         ///< whether the device is to prepare_packed
+  std::int64_t embedding = 0;  ///< of held, the embedding's
+  std::int64_t idle = 0;       ///< of held, the experts' that a token does not go through
+};
+
+struct Weights {
+  Matrix embedding;  // [vocab, hidden]
+  std::vector<LayerWeights> layers;
+  Vector final_norm;
+  Matrix lm_head;  // [vocab, hidden]; the embedding when tied
+  Buffer storage;  // what is not in the mapped file
+
+  /// Views into the checkpoint, which must outlive the weights, or copies in the device's memory.
+  /// What is packed goes there tensor by tensor, in pieces: the host holds one piece beside.
+  /// Throws FileError naming the tensor, Unsupported for one that the format cannot hold and for a
+  /// format that rounds what is quantised already, OutOfMemory.
+  static Weights load(const Checkpoint& from, const ModelConfig& config, ComputeDevice& device,
+                      const LoadOptions& options);
+
+  /// Without loading. Throws as load does.
+  static WeightsSize size(const Checkpoint& from, const ModelConfig& config,
+                          const DeviceSizes& device, WeightFormat format);
+
+  /// Sets config.tied_embeddings to what the file has: an output layer that differs from the
+  /// embedding it is said to be tied to is one of its own. Returns what to tell of that, else
+  /// nothing. Reads both when both are there.
+  static std::string settle_tie(const Checkpoint& from, ModelConfig& config);
+};
+
+}  // namespace topkv

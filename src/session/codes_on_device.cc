@@ -1,0 +1,138 @@
+#include "src/session/codes_on_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "src/device/compute_device.h"
+#include "src/device/host/codes.h"
+#include "topkv/session.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t most_scanned = std::int64_t{1} << 30;  // keys: a device counts in 32 bits
+
+/// Whether these are codes that are scanned, of at most so many bytes a key.
+bool can_be_scanned(const SegmentIndex& index, std::int64_t most_bytes) {
+  for (const LayerIndex& layer : index.layers) {
+    for (const auto& head : layer.heads) {
+      const auto* codes = dynamic_cast<const CodesIndex*>(head.get());
+      if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
+          codes->coder().bytes() > most_bytes) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+std::shared_ptr<const DeviceCodes> codes_on_host(const AttentionShape& shape,
+                                                 const Segment& segment,
+                                                 const SegmentIndex& index) {
+  if (!can_be_scanned(index, std::numeric_limits<std::int64_t>::max())) return nullptr;
+  std::vector<HostCodes::Head> heads;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    const LayerIndex& layer = index.layer(l);
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      HostCodes::Head& head = heads.emplace_back();
+      if (layer.heads.empty()) continue;
+      const auto at = static_cast<std::size_t>(h);
+      head = {dynamic_cast<const CodesIndex*>(layer.heads[at].get()),
+              dynamic_cast<const CodeTail*>(layer.tails[at].get()), segment.rows(l, h)};
+    }
+  }
+  return std::make_shared<HostCodes>(std::move(heads), shape.kv_heads);
+}
+
+}  // namespace
+
+HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows) {
+  const auto size = [&](std::int64_t count) {
+    return static_cast<std::size_t>(count * rows.dim());
+  };
+  HeadCodes head;
+  head.rows = rows;
+  if (rows.count() == 0) return head;
+  head.keys = index.codes();
+  head.key_bytes = index.coder().bytes();
+  head.rare = index.rare();
+  head.slots.resize(size(4 * head.key_bytes));
+  head.middle.resize(size(1));
+  head.errors.resize(size(rows.dim()));
+  index.coder().linear(head.slots.data(), head.middle.data(), head.errors.data());
+  if (tail == nullptr) return head;
+  const ValueCoder& values = tail->coder();
+  head.values = tail->codes();
+  head.value_lanes = values.lanes();
+  head.value_bits = values.bits();
+  head.value_variance = values.variance();
+  head.value_error_variance = values.error_variance();
+  head.value_axes.resize(size(values.bits()));
+  head.value_base.resize(size(1));
+  values.linear(head.value_axes.data(), head.value_base.data());
+  return head;
+}
+
+std::shared_ptr<const DeviceCodes> upload_codes(const Device& device, const AttentionShape& shape,
+                                                const Segment& segment, const SegmentIndex& index) {
+  if (!device.is_cuda()) return codes_on_host(shape, segment, index);
+  const std::shared_ptr<ComputeDevice>& compute = device.compute();
+  if (!compute->scans_codes(shape) || !can_be_scanned(index, most_code_bytes)) return nullptr;
+  const std::lock_guard lock(index.mutex);
+  if (index.device == compute) return index.codes;
+  std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));
+  for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
+    const LayerIndex& layer = index.layer(i / shape.kv_heads);
+    const auto head = static_cast<std::size_t>(i % shape.kv_heads);
+    if (layer.heads.empty()) continue;
+    heads[static_cast<std::size_t>(i)] =
+        codes_of(dynamic_cast<const CodesIndex&>(*layer.heads[head]),
+                 dynamic_cast<const CodeTail*>(layer.tails[head].get()),
+                 segment.rows(i / shape.kv_heads, i % shape.kv_heads));
+  }
+  try {
+    index.codes = compute->keep_codes(shape, heads);  // throws before anything changes
+  } catch (const OutOfMemory& error) {
+    refuse_index(device, error);
+  }
+  index.device = compute;
+  return index.codes;
+}
+
+void refuse_index(const Device& device, const OutOfMemory& error) {
+  throw OutOfMemory(
+      fmt::format("memory of {} for the codes, or other key summaries, of a context",
+                  device.name()),
+      error.wanted_bytes(), error.available_bytes(),
+      fmt::format(
+          "raise the device's ceiling (--gpu-mem), end other programs that use it, use fewer "
+          "tokens, or search on the host with host_search (--kv-host-search); found: {}",
+          error.what()));
+}
+
+bool can_use_scan(const RetrievalOptions& options) {
+  const bool none = options.tail == no_tail;
+  const bool own =
+      options.tail.empty() || (!none && IndexSpec(options.tail) == IndexSpec(options.index));
+  return options.select_by == SelectBy::query_head && (own || none);
+}
+
+std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
+                               std::int64_t tokens, const DeviceSizes& device) {
+  const auto index = IndexSpec(options.index).make();
+  const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
+  if (codes == nullptr || options.host_search || !can_use_scan(options) ||
+      !device.scans_codes(shape) || options.dense_layers >= shape.layers || tokens > most_scanned) {
+    return 0;
+  }
+  const std::int64_t key_bytes = codes->params().bytes_of_key(shape.head_dim);
+  if (key_bytes > most_code_bytes) return 0;
+  return device.codes_bytes(shape, tokens, key_bytes, codes->params().bits_of_value(shape.head_dim),
+                            (tokens - 1) / CodesIndex::keys_per_rare + 1);
+}
+
+}  // namespace topkv
