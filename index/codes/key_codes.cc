@@ -14,7 +14,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t levels_sample = 16384;  // keys that levels are learned of
+constexpr std::int64_t key_levels_sample = 16384;  // keys that levels are learned of
 constexpr std::int64_t tile = CodeAxes::tile;  // keys encoded at a time
 constexpr std::int64_t most_bytes = 128;       // of a code
 constexpr int fit_rounds = 30;
@@ -97,7 +97,7 @@ std::vector<int> KeyCoder::share_bits() const {
 }
 
 void KeyCoder::learn_levels(const std::vector<int>& share, const std::vector<float>& sample) {
-  const auto values = axes_.spread(sample, std::ssize(share), levels_sample);
+  const auto values = axes_.spread(sample, std::ssize(share), key_levels_sample);
   left_.assign(axes_.variances().begin(), axes_.variances().end());
   for (std::size_t axis = 0; axis < share.size(); ++axis) {
     const std::vector<float>& along = values[axis];

@@ -10,7 +10,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t levels_sample = 16384;  // values that levels are learned of
+constexpr std::int64_t value_levels_sample = 16384;  // values that levels are learned of
 constexpr std::size_t beyond = 64;  // one value in so many lies below the levels, and one above
 
 struct Place {
@@ -46,7 +46,7 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   lanes_ = lanes_for(used);
   double left = std::accumulate(axes_.variances().begin(), axes_.variances().end(), 0.0);
   double coded = 0;
-  for (const std::vector<float>& along : axes_.spread(sample, used, levels_sample)) {
+  for (const std::vector<float>& along : axes_.spread(sample, used, value_levels_sample)) {
     float low = along[along.size() / beyond];
     float high = along[along.size() - 1 - along.size() / beyond];
     if (low == high) {  // nearly all are the same, and get their level for certain

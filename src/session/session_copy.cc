@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "src/session/session_async.h"
 #include "src/session/session_state.h"
 #include "topkv/error.h"
 
@@ -35,76 +34,77 @@ std::string difference(const AttentionShape& rows, const AttentionShape& session
 
 Session Session::fork() const {
   state_->settle();
-  state_->check_usable();
-  auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
-  state->own->copy_from(*state_->own);
-  state->coded.tried = state->left_window(0);
-  const std::int64_t code_bytes = state->stats.device_index_bytes;
-  state->stats = state_->stats;
-  state->stats.coded_tokens = 0;
-  state->stats.coded_bytes = 0;
-  state->stats.device_index_bytes = code_bytes;
-  state->step_times = state_->step_times;
+  state_->core.check_usable();
+  auto state =
+      std::make_unique<State>(state_->core.context, state_->core.options, state_->core.device);
+  state->core.own->copy_from(*state_->core.own);
+  state->own_codes.start();
+  const std::int64_t code_bytes = state->core.stats.device_index_bytes;
+  state->core.stats = state_->core.stats;
+  state->core.stats.coded_tokens = 0;
+  state->core.stats.coded_bytes = 0;
+  state->core.stats.device_index_bytes = code_bytes;
+  state->core.step_times = state_->core.step_times;
   state->figures_before = tail_figures();
-  state->load({0, state->shape.layers});
+  state->core.load({0, state->core.shape.layers});
   return Session(std::move(state));
 }
 
 std::shared_ptr<const Context> Session::own_rows() const {
   State& s = *state_;
   s.settle();
-  s.check_usable();
-  for (std::int64_t layer = 1; layer < s.shape.layers; ++layer) {
-    if (s.own->size(layer) == s.own->size(0)) continue;
+  s.core.check_usable();
+  for (std::int64_t layer = 1; layer < s.core.shape.layers; ++layer) {
+    if (s.core.own->size(layer) == s.core.own->size(0)) continue;
     throw InvalidArgument(
         fmt::format("own_rows was called during a step: layer {} holds {} tokens of the session, "
                     "layer 0 {}; call it between steps",
-                    layer, s.own->size(layer), s.own->size(0)));
+                    layer, s.core.own->size(layer), s.core.own->size(0)));
   }
-  const auto rows =
-      std::make_shared<RowStore>(s.shape, s.own->dtype(), s.own->size(0), 0, "session's rows");
-  rows->copy_from(*s.own);
-  return Context(s.shape, {.store = rows, .tokens_before = s.context->tokens()})
+  const auto rows = std::make_shared<RowStore>(s.core.shape, s.core.own->dtype(),
+                                               s.core.own->size(0), 0, "session's rows");
+  rows->copy_from(*s.core.own);
+  return Context(s.core.shape, {.store = rows, .tokens_before = s.core.context->tokens()})
       .with_index("exact");
 }
 
 void Session::resume(const Context& own_rows) {
   State& s = *state_;
   s.settle();
-  s.check_usable();
-  if (s.own->size(0) > 0) {
+  s.core.check_usable();
+  if (s.core.own->size(0) > 0) {
     throw InvalidArgument(
         fmt::format("resume: the session has {} tokens of its own; give the rows to a new one",
-                    s.own->size(0)));
+                    s.core.own->size(0)));
   }
   const RowStore& rows = *own_rows.segment_->store;
-  if (const std::string other = difference(own_rows.shape(), s.shape); !other.empty())
+  if (const std::string other = difference(own_rows.shape(), s.core.shape); !other.empty())
     throw InvalidArgument("resume: the rows' attention shape differs from the session's: " + other);
-  if (rows.dtype() != s.own->dtype()) {
+  if (rows.dtype() != s.core.own->dtype()) {
     throw InvalidArgument(fmt::format("resume: rows in {}; the session's are in {}",
-                                      rows.dtype().name(), s.own->dtype().name()));
+                                      rows.dtype().name(), s.core.own->dtype().name()));
   }
   const std::int64_t before = own_rows.segment_->tokens_before;
-  if (before >= 0 && before != s.context->tokens()) {
+  if (before >= 0 && before != s.core.context->tokens()) {
     throw InvalidArgument(fmt::format(
         "resume: the rows came after {} tokens of a context; the session's context has {}", before,
-        s.context->tokens()));
+        s.core.context->tokens()));
   }
-  if (!rows.has_channels_of(*s.own)) {
+  if (!rows.has_channels_of(*s.core.own)) {
     throw InvalidArgument(
         "resume: the keys of these rows have other scales or another bias than the context's keys; "
         "give rows of a session over this context");
   }
-  if (own_rows.tokens() > s.own->capacity()) {
+  if (own_rows.tokens() > s.core.own->capacity()) {
     throw InvalidArgument(fmt::format("resume: {} tokens in a session with capacity for {}",
-                                      own_rows.tokens(), s.own->capacity()));
+                                      own_rows.tokens(), s.core.own->capacity()));
   }
   try {
-    s.own->copy_from(rows);
-    s.coded.tried = s.left_window(0);
-    s.load({0, s.shape.layers});
+    s.core.own->copy_from(rows);
+    s.own_codes.start();
+    s.core.load({0, s.core.shape.layers});
   } catch (...) {
-    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
+    for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
       try {
         s.take_back(layer, 0);
       } catch (...) {  // which has marked it as failed

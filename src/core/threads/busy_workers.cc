@@ -6,7 +6,7 @@
 
 namespace topkv {
 
-Helpers::~Helpers() {
+Helpers::~Helpers() noexcept {
   release();
   // They are on their way.
   coming_.tasks.wait();

@@ -16,7 +16,7 @@ namespace topkv {
 class Helpers {
  public:
   Helpers() = default;
-  ~Helpers();
+  ~Helpers() noexcept;
   Helpers(const Helpers&) = delete;  // threads know where it is
   Helpers& operator=(const Helpers&) = delete;
 

@@ -7,12 +7,15 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <mutex>
 #include <thread>
 
-#include "src/session/session_state.h"
+#include "src/session/own_rows_source.h"
+#include "src/session/scan_source.h"
+#include "src/session/window_source.h"
 
 namespace topkv {
 
@@ -21,48 +24,53 @@ namespace topkv {
 ///
 /// The thread calls no function of the device's driver. It waits only for work that the device was
 /// given before. It therefore goes on whatever the caller waits for.
-class Session::State::AsyncStepper {
+class AsyncStepper {
  public:
-  explicit AsyncStepper(State& of);
+  AsyncStepper(SessionCore& session, ScanSource& scan, const OwnRowsSource& own);
   /// Waits until every step that was given is done.
   ~AsyncStepper();
   AsyncStepper(const AsyncStepper&) = delete;  // the thread knows where it is
   AsyncStepper& operator=(const AsyncStepper&) = delete;
 
-  /// Starts the thread, unless it runs. To be called before the first step. Throws Error when there
-  /// is no thread.
-  void start();
-  /// Gives the thread a step that goes ahead, whose scan has begun. threads: the number of threads
-  /// that may work on it. REQUIRES: start was called, and at most one step that was given before is
-  /// not collected.
-  void give(const SessionStep& part, std::int64_t threads);
-  /// Waits for all steps that were given except the last `last` ones, and adds their counts and
-  /// times to the session's. Returns when the last of them was done. Safe from many threads.
-  Clock::time_point collect_all_but(std::uint64_t last);
-  /// Drops the last step that was given, if it is the step of `part`: its counts and its failure
-  /// are ignored.
-  void drop(const SessionStep& part);
-  /// Returns the first exception of the steps that were collected, once. Null: none failed.
-  std::exception_ptr take_error();
+  /// Returns whether a step can go ahead. With one thread alone it cannot: the step's own thread
+  /// does all work.
+  bool can_step(const AttentionStep& step) const;
+  /// Makes a step. The device begins with its scan, and with the work that follows it. Rows join
+  /// the session's own when the step before is done, and `before` is set then. Nothing is written
+  /// to the caller's memory before the step is known to be good. Throws Error when the thread
+  /// cannot start, or when an earlier step failed.
+  void step(Step& step, WindowSource& window, StepBefore& before);
+  /// Waits for all steps. Throws Error if one failed after its call had returned.
+  void settle();
+  /// Waits for all steps, after the step `step` failed. The work of that step is dropped.
+  void settle_without(const Step& step);
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   /// A step that was given.
   struct Task {
-    SessionStep part;
+    ListJob job;
     std::int64_t threads = 1;
-    ListTimes times;
+    ListAttention::Times times;
     std::int64_t rows = 0;
     Clock::time_point done;
     std::exception_ptr error;
     bool dropped = false;
   };
 
+  void start();
+  void give(const ListJob& job, std::int64_t threads);
+  Clock::time_point collect_all_but(std::uint64_t last);
+  void rethrow();
   void work();
   void run(Task& task, Helpers& helpers) noexcept;
   Task& task(std::uint64_t number) { return tasks_[number % tasks_.size()]; }
 
   static constexpr std::uint64_t no_more = ~std::uint64_t{0};
-  State& of_;
+  SessionCore& session_;
+  ScanSource& scan_;
+  const OwnRowsSource& own_;
   std::array<Task, 2> tasks_;
   std::uint64_t count_ = 0;  // number of tasks that were given
   std::mutex collecting_;    // protects the next three members

@@ -1,0 +1,87 @@
+#include "src/session/chunk_steps.h"
+
+#include <algorithm>
+
+#include "src/attention/chunk_passes.h"
+#include "src/session/session_shape.h"
+
+namespace topkv {
+namespace {
+
+/// The places of the partials of passes, [heads] each: of earlier chunks, of one pass, and the lse
+/// of the last pass if the caller wants no lse.
+struct Joined {
+  PartialView earlier, pass;
+  float* lse;
+
+  static std::int64_t bytes(std::int64_t heads, std::int64_t head_dim) {
+    return (2 * heads * (head_dim + 1) + heads) * bytes_of(DType::f32);
+  }
+  Joined(float* memory, std::int64_t heads, std::int64_t head_dim)
+      : earlier{memory, memory + 2 * heads * head_dim, heads, head_dim},
+        pass{memory + heads * head_dim, earlier.lse + heads, heads, head_dim},
+        lse(pass.lse + heads) {}
+};
+
+}  // namespace
+
+std::int64_t joined_bytes(const SessionShape& shape) {
+  const AttentionShape& a = shape.attention;
+  return a.chunk_len > 0 ? Joined::bytes(shape.max_tokens * a.q_heads, a.head_dim) : 0;
+}
+
+bool meets_chunks(const SessionCore& session, const AttentionStep& step) {
+  const std::int64_t chunk = session.shape.chunk_len;
+  return chunk > 0 && session.position(step.layer) + step.tokens > chunk;
+}
+
+void ChunkSteps::run(const Step& step) {
+  const std::int64_t steps = session_.stats.steps;
+  const bool reads = step.step.kv_count() == 0;
+  each_chunk(session_.shape, step.step, session_.position(step.step.layer),
+             [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
+               Step some = step;
+               some.step = step_part(session_.shape, step.step, begin, count);
+               if (reads) some.skipped = begin;
+               run_passes(some, passes);
+             });
+  session_.stats.steps = steps + step.step.tokens;
+  session_.sees = all_positions;  // a later step may be of tokens that meet no earlier chunk
+}
+
+void ChunkSteps::run_passes(Step step, const ChunkPasses& passes) {
+  const AttentionStep whole = step.step;
+  const bool reads = whole.kv_count() == 0;
+  const std::int64_t d = session_.shape.head_dim;
+  ComputeDevice& compute = *session_.device.compute();
+  const std::int64_t heads = whole.tokens * session_.shape.q_heads;
+  if (const std::int64_t bytes = Joined::bytes(heads, d); joined_.bytes() < bytes) {
+    joined_ = {};
+    joined_ = compute.allocate(bytes, "session");
+  }
+  const Joined room(joined_.floats(), heads, d);
+  const std::int64_t end = session_.position(whole.layer);
+  const auto merge = [&](PartialView into, PartialView other) {
+    const auto lock = compute.lock();
+    compute.merge(into, other, whole.stream);
+  };
+  for (std::int64_t i = 1; i < passes.size(); ++i) {
+    const PartialView out = i == 1 ? room.earlier : room.pass;
+    step.step.q = passes[i].queries(whole);
+    step.step.out = out.out;
+    step.step.lse = out.lse;
+    step.step.k = step.step.v = nullptr;
+    step.step.kv_tokens = 0;
+    session_.sees = passes[i].sees.within({0, end});
+    run_step({&step, 1});
+    if (i > 1) merge(room.earlier, room.pass);
+  }
+  step.step = whole;
+  if (whole.lse == nullptr && passes.size() > 1) step.step.lse = room.lse;
+  session_.sees = passes[0].sees;
+  if (reads) session_.sees = session_.sees.within({0, end});
+  run_step({&step, 1});
+  if (passes.size() > 1) merge({step.step.out, step.step.lse, heads, d}, room.earlier);
+}
+
+}  // namespace topkv

@@ -1,0 +1,186 @@
+#include "src/session/list_attention.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "index/common/scratch.h"
+#include "src/attention/merge_parts.h"
+#include "src/core/threads/stopwatch.h"
+#include "src/core/threads/threads.h"
+
+namespace topkv {
+
+void ListAttention::PartCounts::reset(std::int64_t tasks) {
+  if (tasks > size_) {
+    parts_ = std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(tasks));
+    size_ = tasks;
+  }
+  for (std::int64_t i = 0; i < tasks; ++i) parts_[static_cast<std::size_t>(i)] = 0;
+}
+
+ListAttention::Times ListAttention::attend(std::span<const Work> jobs, Helpers& helpers,
+                                           const std::function<void()>& first) {
+  const Stopwatch watch;
+  std::int64_t tasks = 0;  // lists
+  for (const Work& of : jobs) {
+    of.job->first_list = tasks;
+    tasks += of.lists->begin(*of.job);
+  }
+  if (tasks == 0) {
+    first();
+    return {};
+  }
+  if (!helpers.awake()) helpers.wake(std::min(thread_count(), tasks) - 1);
+  std::atomic<std::int64_t> next = 0;
+  std::atomic<double> listed = 0;  // seconds, about
+  const auto work = [&] {
+    const Scratch<ArrivingRows> rows;
+    auto of = jobs.begin();
+    for (std::int64_t task = next++; task < tasks; task = next++) {
+      while (of + 1 != jobs.end() && (of + 1)->job->first_list <= task) ++of;
+      const ListJob& job = *of->job;
+      ListAttention& lists = *of->lists;
+      const RowList list = lists.list_of(job, task - job.first_list);
+      lists.drain(job, list, *rows);
+      if (double none = 0; listed == none && list.scanned && lists.wants_rows(job, list.kv_head))
+        listed.compare_exchange_strong(none, watch.seconds());
+      lists.attend(job, list, *rows);
+    }
+  };
+  double begun = 0;  // seconds that first() took, which others count
+  const auto begin = [&] {
+    first();
+    begun = watch.seconds();
+  };
+  helpers.run(begin, work);
+  return {std::max(0.0, listed - begun), watch.seconds() - begun};
+}
+
+void ListAttention::reserve(std::int64_t plain_lists) {
+  const AttentionShape& shape = session_.shape;
+  const std::int64_t lists = shape.kv_heads * (2 * session_.backend->scan_lists() + plain_lists);
+  parts_.reset(shape.group() * lists, shape.head_dim);
+  list_rows_.reserve(static_cast<std::size_t>(lists));
+}
+
+/// Lists of the context, then lists of the session's own rows.
+std::int64_t ListAttention::scanned_lists() const {
+  return session_.backend->scan_lists() * (own_.tokens() > 0 ? 2 : 1);
+}
+
+/// Returns the number of lists of all its tokens.
+std::int64_t ListAttention::begin(const ListJob& job) {
+  const AttentionShape& shape = session_.shape;
+  const std::int64_t heads_of_all = job.tokens * shape.kv_heads;
+  const std::int64_t lists = heads_of_all * lists_of(job);
+  // Not cleared in each step: each part is written before it is read.
+  if (parts_.view().heads < lists * shape.group())
+    parts_.reset(lists * shape.group(), shape.head_dim);
+  done_.reset(heads_of_all);
+  heads_done_ = 0;
+  if (job.is_extra_round) return lists;  // the figures of the other tokens stay
+  listed_.resize(static_cast<std::size_t>(session_.options.measure_recall ? lists : 0));
+  rows_wanted_.assign(static_cast<std::size_t>(heads_of_all), job.wanted);
+  list_rows_.assign(static_cast<std::size_t>(lists), 0);
+  return lists;
+}
+
+/// The order in which lists of all tokens and KV heads are worked on. Lists that are known without
+/// a scan come first, so that they are attended while the device still scans.
+ListAttention::RowList ListAttention::list_of(const ListJob& job, std::int64_t task) const {
+  const std::int64_t kv_heads = session_.shape.kv_heads;
+  const std::int64_t of_context = session_.backend->scan_lists();
+  const std::int64_t scanned = scanned_lists();
+  const std::int64_t known = kv_heads * job.plain_lists;
+  if (task < known) {
+    const std::int64_t number = task % job.plain_lists;
+    return {{.kv_head = task / job.plain_lists, .number = number, .own = true},
+            false,
+            scanned + number};
+  }
+  const std::int64_t head = (task - known) / scanned;  // of all tokens
+  const std::int64_t place = (task - known) % scanned;
+  const bool own = place >= of_context;
+  return {{.token = head / kv_heads,
+           .kv_head = head % kv_heads,
+           .number = own ? place - of_context : place,
+           .own = own,
+           .rows = job.wanted},
+          true,
+          place};
+}
+
+/// Scores the rows of a list as they become known.
+void ListAttention::drain(const ListJob& job, const RowList& list, ArrivingRows& rows) {
+  const std::int64_t group = session_.shape.group();
+  const TokenQueries& queries = job.queries;
+  const Segment& segment = list.own ? session_.segments.back() : session_.segments[0];
+  rows.begin(
+      queries.data + list.token * queries.token_stride + list.kv_head * group * queries.head_stride,
+      group, segment.rows(job.layer, list.kv_head));
+  if (!list.scanned) {
+    const auto border = [&](std::int64_t i) {
+      return job.plain.begin + job.plain.size() * i / job.plain_lists;
+    };
+    for (std::int64_t row = border(list.number); row < border(list.number + 1); ++row)
+      rows.add(row);
+    return;
+  }
+  using enum DecodeBackend::Wait;
+  session_.backend->drain_list(
+      list, job.async ? spin : poll_driver, [&](std::int32_t position) { rows.add(position); },
+      [&] { return rows.score_some(); });
+}
+
+/// The last list of a head has all of them merged into job.found.
+void ListAttention::attend(const ListJob& job, const RowList& list, ArrivingRows& rows) {
+  const AttentionShape& shape = session_.shape;
+  const std::int64_t lists = lists_of(job);
+  const std::int64_t group = shape.group();
+  const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
+  const PartialView parts = parts_.view();
+  rows.attend(shape.softmax_scale(), shape.softcap,
+              parts.part((number * lists + list.place) * group, group));
+  const auto positions = rows.positions();
+  if (wants_rows(job, list.kv_head)) {
+    const auto at = static_cast<std::size_t>((job.token_in_scan * shape.kv_heads + number) * lists +
+                                             list.place);
+    if (session_.options.measure_recall) listed_[at].assign(positions.begin(), positions.end());
+    if (!list.own) list_rows_[at] = std::ssize(positions);
+  }
+  if (done_.add(number) < lists) return;
+  const PartialView found = job.found.part(number * group, group);
+  if (job.async) std::fill_n(found.lse, group, empty_lse);
+  merge_parts(found, parts.part(number * lists * group, lists * group));
+  if (++heads_done_ == job.tokens * shape.kv_heads && job.async)
+    session_.backend->publish_partial(job.step_id);
+}
+
+std::int64_t ListAttention::rows_listed(const ListJob& job) const {
+  const std::int64_t kv_heads = session_.shape.kv_heads;
+  const std::int64_t lists = lists_of(job);
+  std::int64_t rows = 0;
+  for (std::int64_t i = 0; i < job.tokens * kv_heads; ++i) {
+    if (!wants_rows(job, i % kv_heads)) continue;
+    const auto of_head = list_rows_.begin() + (job.token_in_scan * kv_heads + i) * lists;
+    rows += std::accumulate(of_head, of_head + lists, std::int64_t{0});
+  }
+  return rows;
+}
+
+std::int64_t ListAttention::rows_listed(std::int64_t token, std::int64_t head) const {
+  const std::int64_t lists = scanned_lists();
+  const auto of_head = list_rows_.begin() + (token * session_.shape.kv_heads + head) * lists;
+  return std::accumulate(of_head, of_head + lists, std::int64_t{0});
+}
+
+void ListAttention::add_listed(std::int64_t token, std::int64_t head,
+                               std::vector<std::int64_t>& positions) const {
+  const std::int64_t first = (token * session_.shape.kv_heads + head) * scanned_lists();
+  for (std::int64_t at = first; at < first + session_.backend->scan_lists(); ++at) {
+    const auto& listed = listed_[static_cast<std::size_t>(at)];
+    positions.insert(positions.end(), listed.begin(), listed.end());
+  }
+}
+
+}  // namespace topkv

@@ -1,0 +1,53 @@
+// The session's own rows between sinks and window, where they are not searched: with codes, or with
+// a tail, which stands for rows of the context alone.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "src/session/attention_source.h"
+#include "src/session/head_steps.h"
+#include "src/session/own_codes.h"
+
+namespace topkv {
+
+/// The session's own rows without codes that have left the window: all of them are attended.
+///
+/// A block of several tokens has two kinds: rows that no token of the block has in its window,
+/// which all tokens attend; and rows between, which only its later tokens do not have in their
+/// window.
+class OwnRowsSource final : public AttentionSource {
+ public:
+  OwnRowsSource(SessionCore& session, HeadSteps& heads, const OwnCodes& codes)
+      : session_(session), heads_(heads), codes_(codes) {}
+
+  /// Beside a scan it attends both kinds. Beside a search it leaves rows between to the search's
+  /// selection (select_between).
+  void contribute(Step& step) override;
+
+  /// Merges into `out` the rows that no token of the block has in its window.
+  void attend(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  /// Returns the partial of the last attend. Valid if it had rows.
+  PartialView last() { return partial_.view(); }
+
+  /// Adds rows between to the selection of each query of a KV head.
+  void select_between(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+
+  /// Returns the own rows between the sinks and the window of a token at a position that are
+  /// attended as they are, counted within the session's own.
+  PositionRange plain_rows(std::int64_t layer, std::int64_t position) const;
+  /// Returns the own rows between the sinks and the window of a token at a position that have
+  /// codes, counted within the session's own.
+  PositionRange coded_rows(std::int64_t layer, std::int64_t position) const;
+
+ private:
+  void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
+
+  SessionCore& session_;
+  HeadSteps& heads_;
+  const OwnCodes& codes_;
+  std::vector<RowSpan> spans_;  // per KV head
+  Partial partial_;
+};
+
+}  // namespace topkv

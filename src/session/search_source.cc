@@ -1,0 +1,242 @@
+#include "src/session/search_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "index/common/index_factory.h"
+#include "index/common/rule_based_index.h"
+#include "index/common/scratch.h"
+#include "src/core/io/faults.h"
+#include "src/core/threads/stopwatch.h"
+#include "src/core/threads/threads.h"
+#include "src/session/recall.h"
+
+namespace topkv {
+
+/// A device chooses for one token of one session: for several an index reads its key summaries
+/// once.
+void SearchSource::start(std::span<Step> steps) {
+  chosen_ = false;
+  if (!session_.spec.selection || steps.size() != 1) return;
+  const Step& step = steps[0];
+  if (!step.searched || step.step.tokens != 1 || step.session_index >= 0) return;
+  const std::int64_t layer = step.step.layer;
+  const std::int64_t rows = session_.schedule.k(layer);
+  const PositionRange allowed = session_.between(session_.segments[0], layer, step.queries.first);
+  const auto& index =
+      dynamic_cast<const RuleBasedIndex&>(*session_.indices[0]->layer(layer).heads[0]);
+  if (allowed.size() == 0 || index.takes_all(allowed.size(), rows)) return;
+  session_.backend->choose(layer, allowed, rows);
+  chosen_ = true;
+}
+
+void SearchSource::search_together(std::span<Step> steps) {
+  const Scratch<std::vector<Searched>> sessions;
+  for (const Step& first : steps) {
+    if (first.search == nullptr) continue;
+    const SessionCore& one = *first.session;
+    const std::int64_t layer = first.step.layer;
+    const std::int64_t room = tokens_at_once(first);
+    std::int64_t tokens = 0;
+    sessions->clear();
+    for (Step& step : steps) {
+      const SessionCore& of = *step.session;
+      if (!step.searched || step.search == nullptr || step.joined ||
+          of.indices[0] != one.indices[0] || of.schedule.k(layer) != one.schedule.k(layer) ||
+          tokens + step.step.tokens > std::min(room, tokens_at_once(step))) {
+        continue;
+      }
+      tokens += step.step.tokens;
+      step.joined = true;
+      sessions->push_back({step.search, step.queries});
+    }
+    if (!sessions->empty()) search_all(layer, *sessions);
+  }
+}
+
+/// Selects the rows that each query of some sessions attends.
+void SearchSource::search_all(std::int64_t layer, std::span<const Searched> sessions) {
+  const Stopwatch searching;
+  const SearchSource& one = *sessions[0].source;
+  const SessionCore& core = one.session_;
+  const bool chosen = one.chosen_;  // then there is one session
+  const GivenEntries all = chosen ? core.backend->chosen() : GivenEntries{};
+  parallel_for(core.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      for (const auto& [source, queries] : sessions)
+        source->heads_.copy_queries(layer, head, queries);
+      const GivenEntries given = chosen ? all.part(head, core.shape.kv_heads) : GivenEntries{};
+      search(layer, head, sessions, core.schedule.k(layer), chosen ? &given : nullptr);
+      for (const auto& [source, queries] : sessions)
+        source->select(layer, head, queries, source->session_.schedule.first(layer));
+    }
+  });
+  const double seconds = searching.seconds() / static_cast<double>(sessions.size());
+  for (const auto& [source, queries] : sessions) source->session_.count_search(layer, seconds);
+}
+
+/// Searches for `rows` rows for each query of a KV head. Queries of several sessions, with the same
+/// index and an equal number of tokens, look at the keys of their context together. given: the
+/// entries that a device chose in the context for the one session; null: nothing.
+void SearchSource::search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
+                          std::int64_t rows, const GivenEntries* given) {
+  const SessionCore& one = sessions[0].source->session_;
+  const Scratch<SharedQueries> shared;
+  if (sessions.size() > 1) {
+    shared->data.clear();
+    shared->allowed.clear();
+    for (const auto& [source, queries] : sessions) {
+      const HeadStep& step = source->heads_[head];
+      shared->data.insert(shared->data.end(), step.queries.begin(), step.queries.end());
+      shared->allowed.insert(shared->allowed.end(), step.allowed[0].begin(), step.allowed[0].end());
+    }
+    one.segments[0].search(one.indices[0], layer, head,
+                           {.data = shared->data.data(),
+                            .count = std::ssize(shared->allowed),
+                            .dim = one.shape.head_dim,
+                            .allowed = shared->allowed,
+                            .group = one.shape.group(),
+                            .scale = one.shape.softmax_scale(),
+                            .tokens = sessions[0].queries.tokens},
+                           rows, nullptr, shared->found);
+  }
+  std::int64_t first = 0;
+  for (const auto& [source, queries] : sessions) {
+    reach_fault("session.search");
+    const SessionCore& session = source->session_;
+    HeadStep& step = source->heads_[head];
+    for (std::size_t s = 0; s < session.segments.size(); ++s) {
+      SearchResult& found = step.selector.found(s);
+      if (s == 0 && sessions.size() > 1) {
+        found.copy(shared->found, first, step.count());
+        continue;
+      }
+      session.segments[s].search(session.indices[s], layer, head,
+                                 source->heads_.block(head, step.allowed[s]), rows,
+                                 s == 0 ? given : nullptr, found);
+    }
+    first += step.count();
+  }
+}
+
+/// Selects `rows` of the rows that were found.
+void SearchSource::select(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
+                          std::int64_t rows) {
+  HeadStep& step = heads_[head];
+  if (session_.options.select_by == SelectBy::group) {
+    const AttentionShape& shape = session_.shape;
+    step.selector.choose_shared(rows, {.queries = step.queries.data(),
+                                       .heads = shape.group(),
+                                       .layer = layer,
+                                       .kv_head = head,
+                                       .scale = shape.softmax_scale(),
+                                       .softcap = shape.softcap});
+  } else {
+    step.selector.choose(rows);
+  }
+  if (session_.attends_own()) own_.select_between(layer, head, queries);
+}
+
+void SearchSource::contribute(Step& step) {
+  each_block(step, [&](std::int64_t first, const TokenQueries& block) {
+    find(step, first, block);
+    const PartialView found = step.part(step.found, first, block.tokens);
+    heads_.attend_selected(step.step.layer, block.tokens, found);
+    if (step.estimate != nullptr)
+      attend_tail(step.step.layer, step.estimate->parts(found, first, block.tokens));
+    if (session_.options.measure_recall) measure_recall(step, block);
+  });
+}
+
+void SearchSource::find(Step& step, std::int64_t /*first*/, const TokenQueries& block) {
+  const Searched searched{this, block};
+  if (!step.joined) search_all(step.step.layer, {&searched, 1});
+}
+
+void SearchSource::attend_first(const Round& round) {
+  own_.attend(round.layer(), round.queries, round.out.exact);
+  heads_.attend_selected(round.layer(), round.queries.tokens, round.out.exact);
+  attend_tail(round.layer(), round.out);
+}
+
+void SearchSource::attend_more(const Round& round, std::int64_t rows) {
+  const Stopwatch searching;
+  const std::int64_t layer = round.layer();
+  const Searched one{this, round.queries};
+  parallel_for(session_.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      if (heads_[head].count() == 0) continue;
+      if (rows > session_.schedule.k(layer)) search(layer, head, {&one, 1}, rows, nullptr);
+      select(layer, head, round.queries, rows);
+    }
+  });
+  session_.count_search(layer, searching.seconds());
+  heads_.attend_selected(layer, round.queries.tokens, round.out.exact);
+  attend_tail(layer, round.out);
+}
+
+/// Estimates the context's rows that were not selected, into out.estimate. Rows that the tail
+/// attends as they are, are merged into out.exact.
+void SearchSource::attend_tail(std::int64_t layer, const TailParts& out) {
+  reach_fault("session.tail");
+  const Stopwatch attending;
+  const std::int64_t d = session_.shape.head_dim;
+  const float scale = session_.shape.softmax_scale();
+  const float softcap = session_.shape.softcap;
+  const bool ranked = session_.indices[0]->spec.factory().ranks_keys();
+  constexpr float no_ceiling = std::numeric_limits<float>::infinity();
+  parallel_for(session_.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      HeadStep& step = heads_[head];
+      const std::int64_t count = step.count();
+      if (count == 0) continue;
+      step.taken.clear();
+      step.ceilings.clear();
+      for (std::int64_t i = 0; i < count; ++i) {
+        step.taken.push_back(step.selector.of(0, i));
+        const float ceiling = ranked ? scale * step.selector.ceiling(i) : no_ceiling;
+        step.ceilings.push_back(softcap > 0 ? softcap * std::tanh(ceiling / softcap) : ceiling);
+      }
+      step.estimate.reset(count, d);
+      step.rare.reset(count, d);
+      step.noise.resize(static_cast<std::size_t>(count));
+      const PartialView estimate = step.estimate.view();
+      const PartialView rare = step.rare.view();
+      session_.tail->layer(layer).tails[static_cast<std::size_t>(head)]->attend(
+          heads_.block(head, step.allowed[0]), step.taken, step.ceilings, scale, softcap,
+          {estimate, rare, step.noise.data()});
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t at = heads_.place(head, i);
+        merge(out.exact.part(at), rare.part(i));
+        std::copy_n(estimate.out + i * d, d, out.estimate.out + at * d);
+        out.estimate.lse[at] = estimate.lse[i];
+        out.noise[at] = step.noise[static_cast<std::size_t>(i)];
+      }
+    }
+  });
+  session_.times(layer).tail += attending.seconds();
+}
+
+void SearchSource::measure_recall(Step& step, const TokenQueries& block) {
+  const Stopwatch measuring;
+  const std::int64_t layer = step.step.layer;
+  const std::int64_t k = session_.schedule.k(layer);
+  for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
+    if (session_.spec.has_row_rules) heads_.copy_queries(layer, head, block);  // all queries
+    const GivenEntries given =
+        chosen_ ? session_.backend->chosen().part(head, session_.shape.kv_heads) : GivenEntries{};
+    SearchResult found;
+    session_.segments[0].search(session_.indices[0], layer, head,
+                                heads_.block(head, heads_[head].allowed[0]), k,
+                                chosen_ ? &given : nullptr, found);
+    count_recall(
+        session_, heads_, layer, head, [k](std::int64_t) { return k; },
+        [&found](std::int64_t q, std::span<const std::int64_t>, std::vector<std::int64_t>& have) {
+          have.assign(found.positions(q).begin(), found.positions(q).end());
+        });
+  }
+  session_.measuring_seconds += measuring.seconds();
+}
+
+}  // namespace topkv

@@ -1,0 +1,64 @@
+// Rows of the context that a search finds, and the tail of all others.
+//
+// The host searches an index and attends the rows that each query selected, where they lie. A CUDA
+// device may choose entries of the index in its place (index/common/stand_ins.h). Without a tail
+// the session's own rows are searched, too.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/session/own_rows_source.h"
+#include "src/session/rounds_source.h"
+
+namespace topkv {
+
+/// Search, selection, attention over selected rows, and the tail's estimate by the host.
+class SearchSource final : public RoundsSource {
+ public:
+  SearchSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& own)
+      : session_(session), heads_(heads), own_(own) {}
+
+  /// Searches together for sessions of a step that use the same index with the same k, as far as
+  /// the rows found for all of them are few enough. Their queries are on the host.
+  static void search_together(std::span<Step> steps);
+
+  /// Has a device begin to choose entries, in a step of one token of one session.
+  void start(std::span<Step> steps) override;
+  void contribute(Step& step) override;
+
+  void find(Step& step, std::int64_t first, const TokenQueries& block) override;
+  std::int64_t round_tokens(std::int64_t block_tokens) const override { return block_tokens; }
+  void attend_first(const Round& round) override;
+  void attend_more(const Round& round, std::int64_t rows) override;
+  void discount(const Round& /*round*/, std::int64_t /*rows*/) override {}
+  void measure_recall(Step& step, const TokenQueries& block) override;
+
+ private:
+  /// Queries of one session that rows are searched for.
+  struct Searched {
+    SearchSource* source;
+    TokenQueries queries;
+  };
+  /// Queries of several sessions that rows are searched for together.
+  struct SharedQueries {
+    std::vector<float> data;  // [queries, head_dim]
+    std::vector<PositionRange> allowed;
+    SearchResult found;
+  };
+
+  static void search_all(std::int64_t layer, std::span<const Searched> sessions);
+  static void search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
+                     std::int64_t rows, const GivenEntries* given);
+  void select(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
+              std::int64_t rows);
+  void attend_tail(std::int64_t layer, const TailParts& out);
+
+  SessionCore& session_;
+  HeadSteps& heads_;
+  OwnRowsSource& own_;
+  bool chosen_ = false;  // a device chooses entries for this step (DecodeBackend::choose)
+};
+
+}  // namespace topkv

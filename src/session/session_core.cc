@@ -1,0 +1,158 @@
+#include "src/session/session_core.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "index/common/index_factory.h"
+#include "src/session/codes_on_device.h"
+#include "src/session/selection_on_device.h"
+#include "src/session/session_shape.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+/// Returns the most tokens that a session can come to have.
+std::int64_t most_tokens(const RetrievalOptions& options, std::int64_t context_tokens) {
+  std::int64_t most = 0;
+  return __builtin_add_overflow(context_tokens, options.capacity, &most)
+             ? std::numeric_limits<std::int64_t>::max()
+             : most;
+}
+
+}  // namespace
+
+SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
+                           std::int64_t context_tokens) {
+  const std::int64_t most = most_tokens(options, context_tokens);
+  SessionShape out;
+  out.attention = shape;
+  for (std::int64_t& window : out.attention.sliding_window) window = std::min(window, most);
+  out.window = std::min(options.window, most);
+  out.sinks = std::min(options.sinks, most);
+  out.dense_layers = std::min(options.dense_layers, shape.layers);
+  out.most_own = options.capacity;
+  out.context_tokens = context_tokens;
+  return out;
+}
+
+SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& frozen,
+                         RetrievalOptions opts, const Device& where)
+    : context(std::move(ctx)),
+      options(std::move(opts)),
+      device(where),
+      shape(context->shape()),
+      spec(session_shape(shape, options, context->tokens())),
+      schedule(options, shape.layers, context->tokens()),
+      own(std::make_shared<RowStore>(shape, context->dtype(), options.capacity,
+                                     options.memory_budget, "session")),
+      segments{frozen, {.first = context->tokens(), .store = own}},
+      indices{segments[0].find(options.index), nullptr},
+      tail(segments[0].find(options.tail)),
+      step_times(static_cast<std::size_t>(shape.layers)) {
+  if (indices[0] != nullptr && !indices[0]->spec.factory().finds()) indices[1] = indices[0];
+  own->use_channels(*segments[0].store, context->tokens());
+  spec.rows = context->dtype();
+  spec.context = segments[0].store;
+  if (!device.compute()->takes_rows(context->dtype())) {
+    throw InvalidArgument(
+        "a session on a CUDA device reads rows in bf16, q8 and q4; the context "
+        "holds " +
+        context->dtype().name() + ": prefill it with kv_dtype bf16");
+  }
+  // The host searches with another tail, or when a group shares its rows. It searches for itself
+  // with an index that can have no tail: that takes no longer, and ranks rows by their keys. A
+  // device may choose entries in place of the host's search.
+  bool retrieves = false;
+  for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || spec.retrieves(l);
+  spec.tail = retrieves && options.tail != no_tail;
+  spec.has_row_rules = spec.tail && (options.mass || options.error);
+  if (spec.has_row_rules) schedule.use_rules();
+  const bool on_device = device.is_cuda() && !options.host_search;
+  if (retrieves && can_use_scan(options) &&
+      (device.is_cuda() ? on_device : IndexSpec(options.index).has_tail())) {
+    spec.codes = upload_codes(device, shape, segments[0], *indices[0]);
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      spec.usual_rows = std::max(spec.usual_rows, schedule.first(l));
+      spec.most_rows = std::max(spec.most_rows, schedule.last(l));
+    }
+  }
+  if (spec.codes) stats.device_index_bytes = spec.codes->memory();
+  if (retrieves && on_device && !spec.codes && indices[0] != nullptr)
+    spec.selection = upload_key_summaries(device, shape, *indices[0]);
+  if (spec.selection) {
+    stats.device_index_bytes = spec.selection->memory();
+    for (std::int64_t l = 0; l < shape.layers; ++l)
+      spec.most_entries =
+          std::max(spec.most_entries, spec.selection->most_entries(l, schedule.k(l)));
+  }
+  const auto lock = device.compute()->lock();
+  backend = device.compute()->decode_backend(spec);
+}
+
+/// No thread may wait for the device's streams while another thread records the work that it gives
+/// them.
+void SessionCore::release_backend() noexcept {
+  DeviceLock lock;
+  try {
+    lock = device.compute()->lock();
+  } catch (const std::exception&) {  // a device that no longer works
+  }
+  backend.reset();
+}
+
+PositionRange SessionCore::seen_of(const Segment& segment, std::int64_t layer) const {
+  const std::int64_t rows = segment.tokens(layer);
+  const std::int64_t begin = std::clamp<std::int64_t>(sees.begin - segment.first, 0, rows);
+  return {begin, std::clamp<std::int64_t>(sees.end - segment.first, begin, rows)};
+}
+
+PositionRange SessionCore::between(const Segment& segment, std::int64_t layer,
+                                   std::int64_t position) const {
+  const CausalWindow exact = spec.always_attended(layer);
+  const std::int64_t end =
+      std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0, segment.tokens(layer));
+  const PositionRange range =
+      seen_of(segment, layer)
+          .within({std::clamp<std::int64_t>(exact.sinks - segment.first, 0, end), end});
+  return {range.begin, std::max(range.begin, range.end)};
+}
+
+bool SessionCore::searches(std::int64_t layer, std::int64_t end) const {
+  // Rows to find lie between the sinks and the window of the last token.
+  const PositionRange beyond{spec.sinks, end - spec.window};
+  return spec.retrieves(layer) && beyond.within(sees).size() > 0;
+}
+
+std::int64_t SessionCore::left_window(std::int64_t layer) const {
+  const std::int64_t begin = CausalWindow{spec.window, spec.sinks}.begin(position(layer));
+  return std::clamp<std::int64_t>(begin - context->tokens(), 0, own->size(layer));
+}
+
+void SessionCore::count_search(std::int64_t layer, double seconds) {
+  stats.search_seconds += seconds;
+  times(layer).search += seconds;
+}
+
+void SessionCore::load(PositionRange layers) {
+  sees = all_positions;
+  std::vector<RowSpan> spans;
+  const auto lock = device.compute()->lock();
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    spans.clear();
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+      spans.push_back({segments.back().rows(layer, head), segments.back().first});
+    backend->load(layer, spans);
+  }
+  backend->loaded();
+}
+
+void SessionCore::check_usable() const {
+  if (!failed) return;
+  throw InvalidArgument(
+      "this session lost its window, or a step's results, when its device or a thread of its own "
+      "failed; make another one over the context");
+}
+
+}  // namespace topkv

@@ -1,0 +1,83 @@
+// What the parts of a session share: its context, its own rows, its options and its figures.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/attention/chunk_passes.h"
+#include "src/context/segment.h"
+#include "src/device/compute_device.h"
+#include "src/device/decode_backend.h"
+#include "src/session/row_schedule.h"
+#include "src/store/row_store.h"
+#include "topkv/context.h"
+#include "topkv/device.h"
+#include "topkv/session.h"
+
+namespace topkv {
+
+/// A session's context, own rows, options, device and figures.
+struct SessionCore {
+  /// Makes a session without own rows, and copies to the device what its searches read there.
+  /// frozen: the segment of the context.
+  /// REQUIRES: the options are checked; index and tail are normal specs, and the context has both.
+  /// Throws InvalidArgument for rows that the device cannot read, and OutOfMemory.
+  SessionCore(std::shared_ptr<const Context> context, const Segment& frozen,
+              RetrievalOptions options, const Device& device);
+  ~SessionCore() { release_backend(); }
+  SessionCore(const SessionCore&) = delete;  // the parts of a session point to it
+  SessionCore& operator=(const SessionCore&) = delete;
+
+  /// Returns the position of the layer's next token.
+  std::int64_t position(std::int64_t layer) const { return context->tokens() + own->size(layer); }
+  /// Returns the rows of a segment that the queries of this pass (chunk_passes.h) meet, counted
+  /// within the segment.
+  PositionRange seen_of(const Segment& segment, std::int64_t layer) const;
+  /// Returns the rows of a segment that this pass meets between the sinks and the window of a token
+  /// at `position`, counted within the segment. A token that only reads may be at a position beyond
+  /// the last row.
+  PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
+  /// Returns whether a step whose last token is at position end - 1 has rows to find.
+  bool searches(std::int64_t layer, std::int64_t end) const;
+  /// Returns the number of own tokens before the window of the next token, sinks included.
+  std::int64_t left_window(std::int64_t layer) const;
+  /// Returns whether all of the session's own rows are attended, except rows with codes. They are
+  /// searched otherwise.
+  bool attends_own() const { return spec.codes != nullptr || spec.tail; }
+  /// Returns the number of segments whose rows are searched, or scanned.
+  std::size_t searched_segments() const { return segments.size() - (attends_own() ? 1 : 0); }
+  /// Returns whether the host makes the tail's estimate and adds it: there is no scan, or a rule
+  /// judges it.
+  bool host_estimates() const { return spec.tail && (!spec.codes || spec.has_row_rules); }
+
+  StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
+  void count_search(std::int64_t layer, double seconds);
+
+  /// Sets the backend's copy of the session's own rows, in a range of layers.
+  void load(PositionRange layers);
+  /// Waits for the device's work for this session, and lets go of the backend. Only the destructor
+  /// may follow.
+  void release_backend() noexcept;
+  /// Throws InvalidArgument if the session failed and cannot go on.
+  void check_usable() const;
+
+  std::shared_ptr<const Context> context;
+  RetrievalOptions options;
+  Device device;
+  AttentionShape shape;
+  SessionShape spec;
+  RowSchedule schedule;
+  std::shared_ptr<RowStore> own;             // rows of the session's own tokens
+  std::vector<Segment> segments;             // the context's, then the session's own
+  std::vector<const SegmentIndex*> indices;  // of each segment; null: exact search
+  const SegmentIndex* tail;                  // the context's tail; null: none
+  std::unique_ptr<DecodeBackend> backend;
+  SessionStats stats;
+  std::vector<StepTimes> step_times;   // per layer
+  double measuring_seconds = 0;        // spent on measuring recall; not counted in steps
+  bool failed = false;                 // the session lost its window or a step's results
+  PositionRange sees = all_positions;  // positions that queries of this pass of a step meet
+};
+
+}  // namespace topkv

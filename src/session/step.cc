@@ -1,0 +1,200 @@
+#include "src/session/step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "src/core/io/faults.h"
+#include "src/core/math/convert.h"
+#include "src/core/threads/stopwatch.h"
+#include "src/session/attention_source.h"
+#include "src/session/scan_source.h"
+#include "src/session/search_source.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+// Memory of the searches of a step: the bytes of one row that was found, in all places until it is
+// attended, and the most bytes at a time.
+constexpr std::int64_t search_bytes = 64;
+constexpr std::int64_t search_memory = std::int64_t{256} << 20;
+
+// Sessions whose steps a device is given before threads attend the rows that it lists: enough for a
+// scan of several, few enough that there is something left to begin with meanwhile.
+constexpr std::size_t begun_together = 4;
+
+/// Adds the time since the last call to a counter.
+class Lap {
+ public:
+  void operator()(double& counter) {
+    counter += watch_.seconds();
+    watch_ = Stopwatch();
+  }
+
+ private:
+  Stopwatch watch_;
+};
+
+/// Returns the seconds of the step so far that were search, or no part of the step.
+double searching(const Step& step) {
+  const SessionCore& of = *step.session;
+  return of.stats.search_seconds + of.measuring_seconds - step.searching_before;
+}
+
+/// Throws InvalidArgument for values of the step's tokens that are not finite. x: [tokens, heads,
+/// head_dim].
+void check_finite(const Step& step, std::string_view what, const float* x, std::int64_t tokens,
+                  std::int64_t heads) {
+  const std::int64_t d = step.session->shape.head_dim;
+  const std::int64_t bad = first_not_finite(x, tokens * heads * d);
+  if (bad < 0) return;
+  throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
+                                    step.step.layer, what == "q" ? "query" : "KV", bad / d % heads,
+                                    step.queries.first + bad / d / heads));
+}
+
+/// Gives the device the steps of some sessions, and has it begin with their sources.
+void begin(std::span<Step> steps) {
+  const Stopwatch watch;
+  for (Step& step : steps) begin_step(step);
+  double scanned = 0;
+  for (Step& step : steps) {
+    for (AttentionSource* source : step.beyond) source->start(steps);
+    if (step.scan != nullptr) scanned += step.scan->scan_seconds();
+  }
+  const auto share = 1 / static_cast<double>(steps.size());
+  for (const Step& step : steps) {
+    SessionCore& of = *step.session;
+    of.times(step.step.layer).q_out += (watch.seconds() - scanned) * share;
+    of.count_search(step.step.layer, scanned * share);
+  }
+}
+
+/// Waits for the tensors of the steps. Rows join the sessions', and the device begins with the rows
+/// that are attended in any case.
+void take(std::span<Step> steps) {
+  for (Step& step : steps) {
+    SessionCore& of = *step.session;
+    Lap lap;
+    step.given = of.backend->wait_for_inputs();
+    step.queries.data = step.given.q;
+    lap(of.times(step.step.layer).q_out);
+    if (step.searched) {
+      step.found = of.backend->host_partial_buffer();
+      std::fill_n(step.found.lse, step.found.heads, empty_lse);
+    }
+    with_session_in_errors(step.session_index, [&] { append_rows(step); });
+    lap = {};
+    step.window->contribute(step);
+    lap(of.times(step.step.layer).window);
+  }
+}
+
+void finish(Step& step) {
+  SessionCore& of = *step.session;
+  Lap lap;
+  if (step.searched) {
+    of.backend->add(step.found);
+    if (step.estimate != nullptr)
+      of.backend->add_tail(step.estimate->view(), step.estimate->noise());
+  }
+  reach_fault("session.finish");
+  of.backend->finish(step.step);
+  lap(of.times(step.step.layer).merge);
+}
+
+}  // namespace
+
+void begin_step(Step& step) {
+  reach_fault("session.begin");
+  SessionCore& of = *step.session;
+  step.searching_before = of.stats.search_seconds + of.measuring_seconds;
+  const std::int64_t first = of.position(step.step.layer) + step.skipped;
+  step.joined = false;
+  step.searched = of.searches(step.step.layer, first + step.step.tokens);
+  const std::int64_t d = of.shape.head_dim;
+  step.queries = {nullptr, step.step.tokens, of.shape.q_heads * d, d, first};
+  of.backend->begin(step.step, first, of.sees);
+}
+
+void append_rows(const Step& step) {
+  const Stopwatch watch;
+  SessionCore& of = *step.session;
+  const std::int64_t layer = step.step.layer;
+  const DecodeBackend::Step& given = step.given;
+  check_finite(step, "q", given.q, step.step.tokens, of.shape.q_heads);
+  if (const std::int64_t rows = given.k.tokens; rows > 0) {
+    check_finite(step, "K", static_cast<const float*>(given.k.data), rows, of.shape.kv_heads);
+    check_finite(step, "V", static_cast<const float*>(given.v.data), rows, of.shape.kv_heads);
+    of.own->append(layer, given.k, given.v);
+  }
+  of.times(layer).append += watch.seconds();
+}
+
+std::int64_t tokens_at_once(const Step& step) {
+  const SessionCore& of = *step.session;
+  const std::int64_t layer = step.step.layer;
+  if (of.spec.codes) return of.backend->scan_tokens(of.schedule.first(layer));
+  const std::int64_t rows =
+      std::min(of.schedule.most(layer), step.queries.first + step.queries.tokens);
+  return std::max<std::int64_t>(1, search_memory / (of.shape.q_heads * search_bytes * rows));
+}
+
+void run_step(std::span<Step> steps) {
+  ComputeDevice& compute = *steps[0].session->device.compute();
+  const Stopwatch whole;
+  std::span<Step> some = steps.first(std::min(steps.size(), begun_together));
+  DeviceLock lock = compute.lock();
+  begin(some);
+  take(some);
+  for (std::size_t next = some.size(); next < steps.size(); next += some.size()) {
+    lock = {};
+    const std::span<Step> others =
+        steps.subspan(next, std::min(steps.size() - next, begun_together));
+    ScanSource::attend(some, [&] {
+      lock = compute.lock();
+      begin(others);
+      take(others);
+      lock = {};
+    });
+    some = others;
+  }
+  lock = {};
+  ScanSource::attend(some, [] {});
+  if (steps.size() > 1) SearchSource::search_together(steps);
+  for (Step& step : steps) {
+    if (!step.searched) continue;
+    if (step.estimate != nullptr) step.estimate->reset(step.session->shape, step.queries.tokens);
+    for (AttentionSource* source : step.beyond) source->contribute(step);
+  }
+  lock = compute.lock();
+  for (Step& step : steps) finish(step);
+  for (const Step& step : steps) {
+    SessionStats& stats = step.session->stats;
+    stats.steps += step.step.tokens;
+    stats.attend_seconds +=
+        std::max(0.0, whole.seconds() / static_cast<double>(steps.size()) - searching(step));
+  }
+}
+
+AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
+                        std::int64_t tokens) {
+  const bool reads = step.kv_count() == 0;
+  AttentionStep part = step;
+  part.tokens = tokens;
+  for (const float** q : {&part.q, &part.q_next, &part.q_far})
+    if (*q != nullptr) *q += begin * shape.q_heads * shape.head_dim;
+  part.out += begin * shape.q_heads * shape.head_dim;
+  if (step.lse != nullptr) part.lse += begin * shape.q_heads;
+  part.kv_first = 0;
+  part.kv_tokens = reads ? 0 : tokens;
+  if (!reads) {
+    part.k += begin * shape.kv_heads * shape.head_dim;
+    part.v += begin * shape.kv_heads * shape.head_dim;
+  }
+  return part;
+}
+
+}  // namespace topkv

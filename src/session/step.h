@@ -1,0 +1,132 @@
+// A decode step of one session: the tokens of one layer on their way through its sources
+// (attention_source.h).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/attention/block_attention.h"
+#include "src/core/threads/stopping.h"
+#include "src/device/decode_backend.h"
+#include "src/session/session_core.h"
+#include "topkv/attention.h"
+#include "topkv/error.h"
+#include "topkv/session.h"
+
+namespace topkv {
+
+class AttentionSource;
+class ScanSource;
+class SearchSource;
+
+/// The estimate of a tail that the host makes for the tokens of a step.
+class TailEstimate {
+ public:
+  void reset(const AttentionShape& shape, std::int64_t tokens) {
+    q_heads_ = shape.q_heads;
+    estimate_.reset(tokens * q_heads_, shape.head_dim);
+    noise_.resize(static_cast<std::size_t>(tokens * q_heads_));
+  }
+  /// Returns the estimate of all tokens: [tokens x q_heads].
+  PartialView view() { return estimate_.view(); }
+  const TailNoise* noise() const { return noise_.data(); }
+  /// Returns the places for the parts of `tokens` tokens from number `first` on. exact: the partial
+  /// of these tokens that rows attended by the tail are merged into.
+  TailParts parts(PartialView exact, std::int64_t first, std::int64_t tokens) {
+    return {estimate_.view().part(first * q_heads_, tokens * q_heads_), exact,
+            noise_.data() + first * q_heads_};
+  }
+
+ private:
+  Partial estimate_;
+  std::vector<TailNoise> noise_;
+  std::int64_t q_heads_ = 0;
+};
+
+/// A session's part in a step of at most SessionShape::max_tokens tokens of one layer. One step may
+/// have several sessions over one context.
+struct Step {
+  SessionCore* session = nullptr;
+  AttentionSource* window = nullptr;              ///< the rows that are attended in any case
+  std::span<AttentionSource* const> beyond = {};  ///< all other sources, in order
+  // The session's sources that work for several sessions at once. Null: it has no such source.
+  ScanSource* scan = nullptr;
+  SearchSource* search = nullptr;
+  TailEstimate* estimate = nullptr;  ///< null: the host makes no estimate
+  std::int64_t session_index = -1;   ///< the session's number in the step; -1: it is alone
+
+  AttentionStep step = {};
+  std::int64_t skipped = 0;  ///< reading tokens before the step's first
+  TokenQueries queries = {};
+  DecodeBackend::Step given = {};
+  PartialView found = {};  ///< the partial over rows beyond sinks and window, [tokens x q_heads]
+  bool searched = false;   ///< there may be rows beyond sinks and window
+  bool joined = false;     ///< its rows are scanned or searched for, together with other sessions'
+  bool async = false;      ///< a thread of the session attends its lists (async_stepper.h)
+  int step_id = 0;         ///< with async: DecodeBackend::step_id
+  double searching_before = 0;
+
+  /// Returns the part of [tokens x q_heads] heads that belongs to `tokens` tokens.
+  PartialView part(PartialView all, std::int64_t first, std::int64_t tokens) const {
+    return all.part(first * session->shape.q_heads, tokens * session->shape.q_heads);
+  }
+};
+
+/// What a session gets back when its step fails.
+struct StepBefore {
+  std::int64_t own_tokens = 0;  ///< of the layer
+  SessionStats stats = {};
+  StepTimes times = {};  ///< of the layer
+};
+
+/// Returns the number of tokens that are retrieved for at a time. A scan returns little for a
+/// token. With a large k, a search returns much.
+std::int64_t tokens_at_once(const Step& step);
+
+/// Calls use(first, queries) for blocks of at most tokens_at_once tokens, from number `first` on.
+template <class Use>
+void each_block(const Step& step, const Use& use) {
+  const std::int64_t tokens = std::min(tokens_at_once(step), step.queries.tokens);
+  for (std::int64_t t = 0; t < step.queries.tokens; t += tokens) {
+    check_stop();
+    use(t, step.queries.part(t, std::min(tokens, step.queries.tokens - t)));
+  }
+}
+
+/// Calls work(). An InvalidArgument that it throws is rethrown with the number of the session in
+/// its message, unless that is -1, for a session alone.
+template <class Work>
+void with_session_in_errors(std::int64_t session, const Work& work) {
+  try {
+    work();
+  } catch (const InvalidArgument& error) {
+    if (session < 0) throw;
+    throw InvalidArgument("session " + std::to_string(session) + ": " + error.what());
+  }
+}
+
+/// Returns a part of a step: `tokens` tokens from number `begin` on. It has K and V of these
+/// tokens, or no K and V if the step has none.
+AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
+                        std::int64_t tokens);
+
+/// Begins a step on the device, and sets the step's queries, which are on the host later. The
+/// caller holds the device's lock.
+void begin_step(Step& step);
+
+/// Appends the rows of a step's tokens to the session's own, unless K and V have no tokens. Throws
+/// InvalidArgument for q, K or V that is not finite.
+void append_rows(const Step& step);
+
+/// Makes a step of one layer, for different sessions over one context.
+///
+/// Rows of the new tokens join each session's own rows; each source then contributes its partial,
+/// and the device merges all of them. While the host works the device's lock is free. Some sessions
+/// begin at a time: a device scans for them together, and begins with the next sessions while
+/// threads attend the rows that it listed.
+void run_step(std::span<Step> steps);
+
+}  // namespace topkv
