@@ -371,9 +371,9 @@ std::shared_ptr<const ContextWindow> CudaDevice::context_window(const SessionSha
                       [&] { return std::make_shared<const ContextWindow>(*this, shape); });
 }
 
-std::shared_ptr<StepRooms> CudaDevice::step_rooms(const SessionShape& shape) {
-  return rooms_.get([&](const StepRooms& rooms) { return rooms.suits(shape); },
-                    [&] { return std::make_shared<StepRooms>(*this, shape); });
+std::shared_ptr<StepWorkspaces> CudaDevice::step_workspaces(const SessionShape& shape) {
+  return workspaces_.get([&](const StepWorkspaces& workspaces) { return workspaces.suits(shape); },
+                         [&] { return std::make_shared<StepWorkspaces>(*this, shape); });
 }
 
 std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShape& shape,

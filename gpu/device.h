@@ -32,7 +32,7 @@
 namespace topkv::gpu {
 
 class ContextWindow;
-class StepRooms;
+class StepWorkspaces;
 
 class CudaDevice final : public WithCudaSizes<ComputeDevice> {
  public:
@@ -51,7 +51,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   /// What sessions of such a shape have together: made for the first of them, gone with the last.
   /// Throw as making does.
   std::shared_ptr<const ContextWindow> context_window(const SessionShape& shape);
-  std::shared_ptr<StepRooms> step_rooms(const SessionShape& shape);
+  std::shared_ptr<StepWorkspaces> step_workspaces(const SessionShape& shape);
 
   std::string name() const override { return name_; }
   DeviceMemory memory() const override { return arena_->memory(); }
@@ -156,7 +156,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   Staging staging_;
   Event merged_;  // for the stream of a caller
   SharedList<const ContextWindow> windows_;
-  SharedList<StepRooms> rooms_;
+  SharedList<StepWorkspaces> workspaces_;
 };
 
 }  // namespace topkv::gpu

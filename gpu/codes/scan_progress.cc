@@ -43,9 +43,9 @@ void ScanProgress::drain_list(int* list, std::int64_t most, Wait wait,
   int* const begin = list + 1;
   int* next = begin;
   const auto meet = [&](const int* end) {
-    for (; next < end && load(*next) != ScanRoom::not_listed; ++next) on_row(*next);
+    for (; next < end && load(*next) != ScanWorkspace::not_listed; ++next) on_row(*next);
   };
-  const auto listed = [](int x) { return x != ScanRoom::not_listed; };
+  const auto listed = [](int x) { return x != ScanWorkspace::not_listed; };
   const std::int64_t count = wait_for(*list, listed, wait, [&] {
     const Stopwatch looked;
     meet(begin + most);

@@ -30,7 +30,7 @@ class ScanProgress {
   /// Waits until a step's turn is at the place.
   void wait_for_turn(int& place, int turn, Wait wait);
 
-  /// As DecodeBackend::drain_list, of a list of ScanRoom; most: it has room for so many rows.
+  /// As DecodeBackend::drain_list, of a list of ScanWorkspace; most: it has room for so many rows.
   void drain_list(int* list, std::int64_t most, Wait wait,
                   const std::function<void(std::int32_t)>& on_row,
                   const std::function<bool()>& while_waiting);

@@ -51,8 +51,8 @@ std::int64_t ScanLayout::token_bytes(std::int64_t rows) const {
   return lists * kv_heads * list_bytes(list_rows(rows));
 }
 
-ScanRoom::ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byte* device,
-                   std::byte* host)
+ScanWorkspace::ScanWorkspace(const SessionShape& shape, const ScanLayout& layout, std::byte* device,
+                             std::byte* host)
     : attention_(shape.attention),
       heads_(layout.max_tokens * attention_.q_heads),
       layout_(layout),
@@ -61,9 +61,10 @@ ScanRoom::ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byt
   empty_all();
 }
 
-bool ScanRoom::add_token(const CudaCodes& codes, std::int64_t layer,
-                         const DecodeBackend::Scan& wanted, std::span<const PositionRange> allowed,
-                         std::int64_t i, const float* queries, CodeScan& scan) const {
+bool ScanWorkspace::add_token(const CudaCodes& codes, std::int64_t layer,
+                              const DecodeBackend::Scan& wanted,
+                              std::span<const PositionRange> allowed, std::int64_t i,
+                              const float* queries, CodeScan& scan) const {
   const auto rows = static_cast<int>(std::min(wanted.rows, codes.tokens()));
   const auto lists = static_cast<int>(layout_.lists);
   const auto capacity = static_cast<int>(layout_.list_rows(wanted.rows));
@@ -95,28 +96,28 @@ bool ScanRoom::add_token(const CudaCodes& codes, std::int64_t layer,
   return true;
 }
 
-GivenScan ScanRoom::given(bool tail) const {
+GivenScan ScanWorkspace::given(bool tail) const {
   return {partial(layout_.rare), tail ? partial(layout_.estimate) : DevicePartial{}, noise()};
 }
 
-int* ScanRoom::list(const DecodeBackend::List& list) const {
+int* ScanWorkspace::list(const DecodeBackend::List& list) const {
   const std::int64_t before =
       (list.token * layout_.lists + list.number) * attention_.kv_heads + list.kv_head;
   return reinterpret_cast<int*>(host_ + before * list_bytes(layout_.list_rows(list.rows)));
 }
 
-void ScanRoom::empty(int* list) {
+void ScanWorkspace::empty(int* list) {
   if (*list == not_listed) return;
   std::fill_n(list + 1, *list, not_listed);
   *list = not_listed;
 }
 
-void ScanRoom::empty_all() const {
+void ScanWorkspace::empty_all() const {
   std::fill_n(reinterpret_cast<int*>(host_), layout_.host_bytes / std::int64_t{sizeof(int)},
               not_listed);
 }
 
-DevicePartial ScanRoom::partial(std::int64_t offset) const {
+DevicePartial ScanWorkspace::partial(std::int64_t offset) const {
   auto* out = reinterpret_cast<float*>(device_ + offset);
   return {out, out + heads_ * attention_.head_dim};
 }

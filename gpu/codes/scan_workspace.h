@@ -12,7 +12,7 @@
 
 namespace topkv::gpu {
 
-/// Sizes of such room, and offsets in bytes.
+/// Sizes and offsets of a scan workspace, in bytes.
 struct ScanLayout {
   ScanLayout() = default;
   /// For scans over at most so many rows of a KV head.
@@ -33,12 +33,13 @@ struct ScanLayout {
 };
 
 /// Does not own its memory. One thread gives it to scans, others read lists.
-class ScanRoom {
+class ScanWorkspace {
  public:
   static constexpr int not_listed = -1;
 
   /// Lists are empty. device, host: of the layout's bytes.
-  ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byte* device, std::byte* host);
+  ScanWorkspace(const SessionShape& shape, const ScanLayout& layout, std::byte* device,
+                std::byte* host);
 
   /// Has a scan over the codes of a layer find rows for number i of the tokens. allowed: [tokens,
   /// kv_heads]; queries: of the step, [tokens x q_heads, head_dim]. False, and nothing is changed:

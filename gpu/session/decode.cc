@@ -30,12 +30,12 @@ struct OwnScan {
   OwnScan(CudaDevice& device, const SessionShape& shape, const ScanLayout& layout)
       : memory(device.allocate(layout.device_bytes, "session")),
         host(layout.host_bytes),
-        room(shape, layout, memory.data(), host.data()) {}
+        workspace(shape, layout, memory.data(), host.data()) {}
 
   std::shared_ptr<const DeviceCodes> codes;
   Buffer memory;
   PinnedBuffer host;
-  ScanRoom room;
+  ScanWorkspace workspace;
   Stream stream;
   Event done;
 };
@@ -47,14 +47,14 @@ class CudaDecode final : public DecodeBackend {
         compute_(device.compute_stream()),
         shape_(shape),
         attention_(shape_.attention),
-        rooms_(device.step_rooms(shape)),
+        workspaces_(device.step_workspaces(shape)),
         memory_(device.allocate(fixed_bytes(shape), "session")),
         resident_(device, shape, device.context_window(shape),
                   memory_.data() + figures_bytes(shape)),
         estimated_(static_cast<std::size_t>(shape.attention.layers)) {
     TOPKV_CUDA(
         cudaMemsetAsync(memory_.data(), 0, static_cast<std::size_t>(memory_.bytes()), compute_));
-    rooms_->enter();
+    workspaces_->enter();
   }
 
   ~CudaDecode() override {
@@ -62,11 +62,12 @@ class CudaDecode final : public DecodeBackend {
     try {
       leave_step();
     } catch (const std::exception&) {
-      rooms_->lose(std::move(room_));
+      workspaces_->lose(std::move(workspace_));
     }
     cudaStreamSynchronize(compute_);
-    if (rooms_->tiles() != nullptr) rooms_->tiles()->wait();  // they read this session's rows
-    rooms_->leave();
+    if (workspaces_->tiles() != nullptr)
+      workspaces_->tiles()->wait();  // they read this session's rows
+    workspaces_->leave();
   }
 
   /// Device memory that a session has from its begin to its end.
@@ -83,15 +84,15 @@ class CudaDecode final : public DecodeBackend {
   void loaded() override { compute_.synchronize(); }
 
   void begin(const AttentionStep& given, std::int64_t first, const PositionRange& sees) override {
-    take_room(given.tokens);
+    acquire_workspace(given.tokens);
     if (given.kv_count() > 0) resident_.reserve(first, first + given.kv_count(), compute_);
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
-      room_->handed_over.record(user);
-      room_->handed_over.block(compute_);
+      workspace_->handed_over.record(user);
+      workspace_->handed_over.block(compute_);
     }
     given_ = given;
     sees_ = sees;
-    step_id_ = room_->next_turn();
+    step_id_ = workspace_->next_turn();
     added_ = false;
     copied_by_scan_ = false;
     of_context_ = {};
@@ -115,7 +116,7 @@ class CudaDecode final : public DecodeBackend {
     if (copied_by_scan_) {
       wait_for_turn(layout().host_taken, step_id_, Wait::poll_driver);
     } else {
-      room_->on_host.synchronize();
+      workspace_->on_host.synchronize();
     }
     const std::int64_t d = attention_.head_dim;
     const std::int64_t rows = given_.kv_count();
@@ -131,25 +132,25 @@ class CudaDecode final : public DecodeBackend {
   /// What is resident is attended beside it.
   void choose(std::int64_t layer, PositionRange allowed, std::int64_t k) override {
     reach_fault("session.choose");
-    room_->begun.record(compute_);
+    workspace_->begun.record(compute_);
     begin_beside();
     inject_choice_delay(compute_);
     const auto& selection = static_cast<const CudaSelection&>(*shape_.selection);
     chosen_ = selection.choose(
         layer, given_.q, allowed, k,
         {host<int>(layout().host_entries), host<float>(layout().host_log_sums)}, compute_);
-    room_->choice_made.record(compute_);
+    workspace_->choice_made.record(compute_);
   }
 
   GivenEntries chosen() override {
     reach_fault("session.chosen");
     if (!Faults::drop_choice_waits.load(std::memory_order_relaxed))
-      room_->choice_made.synchronize();
+      workspace_->choice_made.synchronize();
     return chosen_;
   }
 
   void scan_own(std::shared_ptr<const DeviceCodes> codes) override {
-    if (!own_) own_ = std::make_unique<OwnScan>(device_, shape_, rooms_->layout().scan);
+    if (!own_) own_ = std::make_unique<OwnScan>(device_, shape_, workspaces_->layout().scan);
     compute_.synchronize();
     own_->codes = std::move(codes);
   }
@@ -160,7 +161,7 @@ class CudaDecode final : public DecodeBackend {
     for (const ScanOf& part : parts) {
       CudaDecode& of = session(part);
       of.begin_lists(layer, part.scan);
-      of.room_->begun.record(compute_);
+      of.workspace_->begun.record(compute_);
       // What is resident is attended beside the scan: before it where that is for several tokens,
       // each session's beside the others'. A scan for one token takes the whole device, and gives
       // the host its copies: there it is attended where the pass leaves room (attend).
@@ -172,7 +173,7 @@ class CudaDecode final : public DecodeBackend {
       inject_copy_delay(compute_);
       copied = input();
     }
-    scan_for(codes_of(shape_.codes), layer, parts, &CudaDecode::context_room, &Scan::allowed,
+    scan_for(codes_of(shape_.codes), layer, parts, &CudaDecode::context_workspace, &Scan::allowed,
              copied, compute_);
     for (const ScanOf& part : parts) {
       CudaDecode& of = session(part);
@@ -184,15 +185,15 @@ class CudaDecode final : public DecodeBackend {
   std::int64_t scan_tokens(std::int64_t rows) const override {
     return layout().scan.scan_tokens(rows);
   }
-  std::int64_t scan_lists() const override { return rooms_->layout().scan.lists; }
+  std::int64_t scan_lists() const override { return workspaces_->layout().scan.lists; }
 
   void drain_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& on_row,
                   const std::function<bool()>& while_waiting) override {
-    const ScanRoom& room = list.own ? own_->room : room_->scan;
-    int* const rows = room.list(list);
-    progress_.drain_list(rows, rooms_->layout().scan.list_rows(list.rows), wait, on_row,
+    const ScanWorkspace& workspace = list.own ? own_->workspace : workspace_->scan;
+    int* const rows = workspace.list(list);
+    progress_.drain_list(rows, workspaces_->layout().scan.list_rows(list.rows), wait, on_row,
                          while_waiting);
-    ScanRoom::empty(rows);  // by who has it near
+    ScanWorkspace::empty(rows);  // by who has it near
     --unread_;
   }
 
@@ -205,10 +206,10 @@ class CudaDecode final : public DecodeBackend {
     if (count <= 0) return;
     views_.clear();
     for (const RowSpan& span : rows) views_.push_back(span.rows);
-    rooms_->tiles()->stream(views_, {0, count}, resident_.stored_keys(layer), compute_,
-                            [&](const DeviceRows& tile) {
-                              gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
-                            });
+    workspaces_->tiles()->stream(views_, {0, count}, resident_.stored_keys(layer), compute_,
+                                 [&](const DeviceRows& tile) {
+                                   gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
+                                 });
   }
 
   PartialView exact_part() override {
@@ -284,10 +285,10 @@ class CudaDecode final : public DecodeBackend {
 
   void finish(const AttentionStep& given) override {
     finish(given, parts());
-    if (unread_ == 0) rooms_->give_back(std::move(room_));
+    if (unread_ == 0) workspaces_->give_back(std::move(workspace_));
   }
 
-  /// The room stays: others still work there, and steps that go ahead mostly follow.
+  /// The workspace stays: others still work there, and steps that go ahead mostly follow.
 
   void finish_async(const AttentionStep& given) override {
     StepParts all = parts();
@@ -313,8 +314,8 @@ class CudaDecode final : public DecodeBackend {
     if (sums_ != nullptr)
       estimated_[static_cast<std::size_t>(given.layer)] += given.tokens * attention_.q_heads;
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
-      room_->handed_over.record(compute_);
-      room_->handed_over.block(user);
+      workspace_->handed_over.record(compute_);
+      workspace_->handed_over.block(user);
     }
   }
 
@@ -322,28 +323,28 @@ class CudaDecode final : public DecodeBackend {
   static const CudaCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
     return static_cast<const CudaCodes&>(*codes);
   }
-  const ScanRoom& context_room() const { return room_->scan; }
-  const ScanRoom& own_room() const { return own_->room; }
+  const ScanWorkspace& context_workspace() const { return workspace_->scan; }
+  const ScanWorkspace& own_workspace() const { return own_->workspace; }
 
   /// What scans of this session's tokens are to give is a part of the step.
   void begin_lists(std::int64_t layer, const Scan& wanted) {
     progress_.begin();
     const bool own = !wanted.own.empty();
     if (shape_.has_row_rules) {  // the caller is to add it
-      to_judge_ = room_->scan.given(wanted.tail);
+      to_judge_ = workspace_->scan.given(wanted.tail);
       scanned_copied_ = false;
     } else {
-      of_context_ = room_->scan.given(wanted.tail);
-      if (own) of_own_ = own_->room.given(wanted.tail);
+      of_context_ = workspace_->scan.given(wanted.tail);
+      if (own) of_own_ = own_->workspace.given(wanted.tail);
       if (wanted.tail) sums_ = figures_of(layer);
     }
-    unread_ += (own ? 2 : 1) * std::ssize(wanted.allowed) * rooms_->layout().scan.lists;
+    unread_ += (own ? 2 : 1) * std::ssize(wanted.allowed) * workspaces_->layout().scan.lists;
   }
 
-  /// Begins scans over codes, for as many tokens at once as one takes. room: of a session; allowed:
-  /// its rows of these codes. What `copied` names goes to the host beside the first.
+  /// Begins scans over codes, for as many tokens at once as one takes. workspace: of a session;
+  /// allowed: its rows of these codes. What `copied` names goes to the host beside the first.
   static void scan_for(const CudaCodes& codes, std::int64_t layer, std::span<const ScanOf> parts,
-                       const ScanRoom& (CudaDecode::*room)() const,
+                       const ScanWorkspace& (CudaDecode::*workspace)() const,
                        std::span<const PositionRange> Scan::*allowed, StepInput copied,
                        cudaStream_t stream) {
     CodeScan scan = codes.scan(layer);
@@ -360,7 +361,7 @@ class CudaDecode final : public DecodeBackend {
       const std::int64_t tokens = std::ssize(ranges) / of.attention_.kv_heads;
       for (std::int64_t i = 0; i < tokens; ++i) {
         const auto add = [&] {
-          return (of.*room)().add_token(codes, layer, part.scan, ranges, i, of.given_.q, scan);
+          return (of.*workspace)().add_token(codes, layer, part.scan, ranges, i, of.given_.q, scan);
         };
         if (add()) continue;
         find();
@@ -372,8 +373,8 @@ class CudaDecode final : public DecodeBackend {
 
   /// Beside the scan of the context. What follows on compute_ waits for both.
   void scan_own_rows(std::int64_t layer, const ScanOf& part) {
-    room_->begun.block(own_->stream);
-    scan_for(codes_of(own_->codes), layer, {&part, 1}, &CudaDecode::own_room, &Scan::own, {},
+    workspace_->begun.block(own_->stream);
+    scan_for(codes_of(own_->codes), layer, {&part, 1}, &CudaDecode::own_workspace, &Scan::own, {},
              own_->stream);
     own_->done.record(own_->stream);
     own_->done.block(compute_);
@@ -382,51 +383,51 @@ class CudaDecode final : public DecodeBackend {
   /// What is resident, if that has not begun, beside the scan that follows `begun`.
   void begin_beside() {
     if (exact_begun_) return;
-    room_->begun.block(room_->beside);
-    begin_exact(room_->beside);
-    room_->exact_done.record(room_->beside);
+    workspace_->begun.block(workspace_->beside);
+    begin_exact(workspace_->beside);
+    workspace_->exact_done.record(workspace_->beside);
     beside_begun_ = true;
   }
   /// The same; what follows on compute_ waits for it.
   void attend_resident() {
     begin_beside();
-    if (std::exchange(beside_begun_, false)) room_->exact_done.block(compute_);
+    if (std::exchange(beside_begun_, false)) workspace_->exact_done.block(compute_);
   }
 
-  /// Of the room of this step.
-  const StepLayout& layout() const { return room_->layout; }
+  /// Of the workspace of this step.
+  const StepLayout& layout() const { return workspace_->layout; }
   template <class T>
   T* at(std::int64_t offset) const {
-    return room_->at<T>(offset);
+    return workspace_->at<T>(offset);
   }
   template <class T>
   T* host(std::int64_t offset) const {
-    return room_->host<T>(offset);
+    return workspace_->host<T>(offset);
   }
 
-  /// Room for a step of so many tokens. That of a step that went ahead is left for a larger one
-  /// when all its lists have been read.
-  void take_room(std::int64_t tokens) {
-    if (room_ && room_->layout.tokens < tokens) {
+  /// A workspace for a step of so many tokens. That of a step that went ahead is left for a larger
+  /// one when all its lists have been read.
+  void acquire_workspace(std::int64_t tokens) {
+    if (workspace_ && workspace_->layout.tokens < tokens) {
       if (unread_ > 0) leave_step();
-      if (room_) rooms_->give_back(std::move(room_));
+      if (workspace_) workspaces_->give_back(std::move(workspace_));
     }
-    if (!room_) room_ = rooms_->take(tokens);
+    if (!workspace_) workspace_ = workspaces_->take(tokens);
   }
 
-  /// Gives back the room of a step that has failed, or has gone ahead, when all that was begun is
-  /// done. Throws where that cannot be known.
+  /// Gives back the workspace of a step that has failed, or has gone ahead, when all that was begun
+  /// is done. Throws where that cannot be known.
   void leave_step() {
-    if (!room_) return;
-    room_->beside.synchronize();
+    if (!workspace_) return;
+    workspace_->beside.synchronize();
     compute_.synchronize();
     if (own_) own_->stream.synchronize();
     if (unread_ > 0) {
-      room_->scan.empty_all();
-      if (own_) own_->room.empty_all();
+      workspace_->scan.empty_all();
+      if (own_) own_->workspace.empty_all();
       unread_ = 0;
     }
-    rooms_->give_back(std::move(room_));
+    workspaces_->give_back(std::move(workspace_));
   }
   DevicePartial exact() const { return {at<float>(layout().exact), at<float>(layout().lse)}; }
 
@@ -468,8 +469,8 @@ class CudaDecode final : public DecodeBackend {
     scanned_copied_ = true;
   }
   void wait_for_copies() {
-    room_->staged.record(compute_);
-    room_->staged.synchronize();
+    workspace_->staged.record(compute_);
+    workspace_->staged.synchronize();
   }
 
   static constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
@@ -517,7 +518,7 @@ class CudaDecode final : public DecodeBackend {
       inject_copy_delay(stream);
     }
     take_step(taken, stream);
-    if (!copied_by_scan_) room_->on_host.record(stream);
+    if (!copied_by_scan_) workspace_->on_host.record(stream);
     const std::int64_t rows = given_.kv_count();
     reach_fault("session.keep_rows");
     if (rows > 0) resident_.add(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
@@ -529,15 +530,15 @@ class CudaDecode final : public DecodeBackend {
   const Stream& compute_;
   SessionShape shape_;
   const AttentionShape& attention_;
-  std::shared_ptr<StepRooms> rooms_;
-  std::unique_ptr<StepRoom> room_;  // of this step, and of those that have gone ahead
-  Buffer memory_;                   // figures, and what resident_ has
+  std::shared_ptr<StepWorkspaces> workspaces_;
+  std::unique_ptr<StepWorkspace> workspace_;  // of this step, and of those that have gone ahead
+  Buffer memory_;                             // figures, and what resident_ has
   ResidentRows resident_;
   std::unique_ptr<OwnScan> own_;          // null: the session's own rows have no codes
   std::vector<RowsView> views_;           // per KV head
   AttentionStep given_;                   // this step
   PositionRange sees_;                    // of this step
-  int step_id_ = 0;                       // of this step, in its room
+  int step_id_ = 0;                       // of this step, in its workspace
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
@@ -564,7 +565,7 @@ std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device, const Ses
 }
 
 std::int64_t decode_backend_bytes(const SessionShape& shape) {
-  std::int64_t bytes = StepRooms::bytes(shape);
+  std::int64_t bytes = StepWorkspaces::bytes(shape);
   for (const std::int64_t part : {ContextWindow::bytes(shape), CudaDecode::fixed_bytes(shape),
                                   ResidentRows::most_bytes(shape)})
     bytes += Arena::most_counted(part);

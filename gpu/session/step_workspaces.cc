@@ -24,7 +24,7 @@ std::int64_t tile_bytes(const SessionShape& shape) {
   return 0;
 }
 
-/// What rooms are made by, and nothing that is to go when its sessions do.
+/// The shape that workspaces are made for, without the context that sessions share.
 SessionShape without_context(SessionShape shape) {
   shape.context = nullptr;
   shape.codes = nullptr;
@@ -34,7 +34,7 @@ SessionShape without_context(SessionShape shape) {
 
 }  // namespace
 
-StepRoom::StepRoom(CudaDevice& device, const SessionShape& shape, const StepLayout& of)
+StepWorkspace::StepWorkspace(CudaDevice& device, const SessionShape& shape, const StepLayout& of)
     : layout(of),
       compute(device.compute_stream()),
       memory(device.allocate(of.device_bytes, "steps")),
@@ -44,17 +44,17 @@ StepRoom::StepRoom(CudaDevice& device, const SessionShape& shape, const StepLayo
     *host<int>(turn) = 0;
 }
 
-StepRoom::~StepRoom() {
+StepWorkspace::~StepWorkspace() {
   cudaStreamSynchronize(beside);
   cudaStreamSynchronize(compute);
 }
 
-int StepRoom::next_turn() {
+int StepWorkspace::next_turn() {
   turn = turn == std::numeric_limits<int>::max() ? 1 : turn + 1;
   return turn;
 }
 
-StepRooms::StepRooms(CudaDevice& device, const SessionShape& shape)
+StepWorkspaces::StepWorkspaces(CudaDevice& device, const SessionShape& shape)
     : device_(device),
       shape_(without_context(shape)),
       layouts_(layouts_of(shape)),
@@ -71,28 +71,28 @@ StepRooms::StepRooms(CudaDevice& device, const SessionShape& shape)
   }
 }
 
-std::int64_t StepRooms::bytes(const SessionShape& shape) {
+std::int64_t StepWorkspaces::bytes(const SessionShape& shape) {
   std::int64_t bytes = Arena::most_counted(tile_bytes(shape));
   for (const StepLayout& layout : layouts_of(shape))
     bytes += Arena::most_counted(layout.device_bytes);
   return bytes;
 }
 
-bool StepRooms::suits(const SessionShape& shape) const {
+bool StepWorkspaces::suits(const SessionShape& shape) const {
   return shape.rows == shape_.rows && tile_bytes(shape) == tile_bytes_ &&
          layouts_of(shape) == layouts_;
 }
 
-std::unique_ptr<StepRoom> StepRooms::make(std::size_t size) const {
-  return std::make_unique<StepRoom>(device_, shape_, layouts_[size]);
+std::unique_ptr<StepWorkspace> StepWorkspaces::make(std::size_t size) const {
+  return std::make_unique<StepWorkspace>(device_, shape_, layouts_[size]);
 }
 
-void StepRooms::enter() {
+void StepWorkspaces::enter() {
   const std::lock_guard lock(mutex_);
   ++sessions_;
 }
 
-void StepRooms::leave() noexcept {
+void StepWorkspaces::leave() noexcept {
   {
     const std::lock_guard lock(mutex_);
     --sessions_;
@@ -101,27 +101,27 @@ void StepRooms::leave() noexcept {
   }
 }
 
-std::unique_ptr<StepRoom> StepRooms::one_too_many() noexcept {
+std::unique_ptr<StepWorkspace> StepWorkspaces::one_too_many() noexcept {
   const std::lock_guard lock(mutex_);
   for (Size& size : sizes_) {
     if (size.free.empty() || size.made <= std::max<std::int64_t>(sessions_, 1)) continue;
-    std::unique_ptr<StepRoom> room = std::move(size.free.back());
+    std::unique_ptr<StepWorkspace> workspace = std::move(size.free.back());
     size.free.pop_back();
     --size.made;
-    return room;
+    return workspace;
   }
   return nullptr;
 }
 
-std::unique_ptr<StepRoom> StepRooms::take(std::int64_t tokens) {
+std::unique_ptr<StepWorkspace> StepWorkspaces::take(std::int64_t tokens) {
   const std::size_t number = size_for(tokens);
   Size& size = sizes_[number];
   {
     const std::lock_guard lock(mutex_);
     if (!size.free.empty()) {
-      std::unique_ptr<StepRoom> room = std::move(size.free.back());
+      std::unique_ptr<StepWorkspace> workspace = std::move(size.free.back());
       size.free.pop_back();
-      return room;
+      return workspace;
     }
     size.free.reserve(static_cast<std::size_t>(size.made) + 1);  // giving it back does not throw
     ++size.made;
@@ -135,18 +135,18 @@ std::unique_ptr<StepRoom> StepRooms::take(std::int64_t tokens) {
   }
 }
 
-void StepRooms::give_back(std::unique_ptr<StepRoom> room) noexcept {
+void StepWorkspaces::give_back(std::unique_ptr<StepWorkspace> workspace) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    sizes_[size_for(room->layout.tokens)].free.push_back(std::move(room));
+    sizes_[size_for(workspace->layout.tokens)].free.push_back(std::move(workspace));
   }
   while (one_too_many()) {
   }
 }
 
-void StepRooms::lose(std::unique_ptr<StepRoom> room) noexcept {
+void StepWorkspaces::lose(std::unique_ptr<StepWorkspace> workspace) noexcept {
   const std::lock_guard lock(mutex_);
-  --sizes_[size_for(room->layout.tokens)].made;
+  --sizes_[size_for(workspace->layout.tokens)].made;
 }
 
 }  // namespace topkv::gpu

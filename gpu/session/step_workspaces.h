@@ -26,13 +26,13 @@ namespace topkv::gpu {
 class CudaDevice;
 
 /// Its holder works with it, one step at a time.
-struct StepRoom {
+struct StepWorkspace {
   /// shape, layout: outlive it. Throws OutOfMemory, and Error where CUDA fails.
-  StepRoom(CudaDevice& device, const SessionShape& shape, const StepLayout& layout);
+  StepWorkspace(CudaDevice& device, const SessionShape& shape, const StepLayout& layout);
   /// Waits for the device.
-  ~StepRoom();
-  StepRoom(const StepRoom&) = delete;  // others know where it lies
-  StepRoom& operator=(const StepRoom&) = delete;
+  ~StepWorkspace();
+  StepWorkspace(const StepWorkspace&) = delete;  // others know where it lies
+  StepWorkspace& operator=(const StepWorkspace&) = delete;
 
   /// Tells a step that begins from those before it, in host_begun and the like: never 0.
   int next_turn();
@@ -50,22 +50,22 @@ struct StepRoom {
   const Stream& compute;  // the device's
   Buffer memory;
   PinnedBuffer host_memory;
-  ScanRoom scan;  // of scans over the context's codes
-  int turn = 0;   // of the last step
-  Stream beside;  // for the exact part of a step that scans
+  ScanWorkspace scan;  // of scans over the context's codes
+  int turn = 0;        // of the last step
+  Stream beside;       // for the exact part of a step that scans
   Event begun, exact_done, on_host, choice_made;
   Event staged;       // the last partial has left its place in host memory
   Event handed_over;  // tensors by the caller's stream, results to it
 };
 
 /// The rooms of a device's sessions that are alike, which own this together
-/// (CudaDevice::step_rooms): of two sizes, for one token and for as many as a step has at most.
-/// Safe from many threads, but for tiles().
-class StepRooms {
+/// (CudaDevice::step_workspaces): of two sizes, for one token and for as many as a step has at
+/// most. Safe from many threads, but for tiles().
+class StepWorkspaces {
  public:
-  /// Has one of each, and tiles, so that the steps of one session find room. Throws as StepRoom
-  /// does. The device outlives it.
-  StepRooms(CudaDevice& device, const SessionShape& shape);
+  /// Has one of each, and tiles, so that the steps of one session find room. Throws as
+  /// StepWorkspace does. The device outlives it.
+  StepWorkspaces(CudaDevice& device, const SessionShape& shape);
 
   /// Device memory of what it has then: the most that one session's steps take.
   static std::int64_t bytes(const SessionShape& shape);
@@ -77,12 +77,12 @@ class StepRooms {
   void enter();
   void leave() noexcept;
 
-  /// For a step of so many tokens. Throws as StepRoom does.
-  std::unique_ptr<StepRoom> take(std::int64_t tokens);
+  /// For a step of so many tokens. Throws as StepWorkspace does.
+  std::unique_ptr<StepWorkspace> take(std::int64_t tokens);
   /// What was begun there has come to compute_stream, and lists are empty.
-  void give_back(std::unique_ptr<StepRoom> room) noexcept;
+  void give_back(std::unique_ptr<StepWorkspace> workspace) noexcept;
   /// Instead, where nobody knows what is still to come.
-  void lose(std::unique_ptr<StepRoom> room) noexcept;
+  void lose(std::unique_ptr<StepWorkspace> workspace) noexcept;
 
   /// The layout for the most tokens.
   const StepLayout& layout() const { return layouts_.back(); }
@@ -92,12 +92,12 @@ class StepRooms {
 
  private:
   struct Size {
-    std::vector<std::unique_ptr<StepRoom>> free;
+    std::vector<std::unique_ptr<StepWorkspace>> free;
     std::int64_t made = 0;
   };
   std::size_t size_for(std::int64_t tokens) const { return tokens > layouts_[0].tokens ? 1 : 0; }
-  std::unique_ptr<StepRoom> make(std::size_t size) const;
-  std::unique_ptr<StepRoom> one_too_many() noexcept;
+  std::unique_ptr<StepWorkspace> make(std::size_t size) const;
+  std::unique_ptr<StepWorkspace> one_too_many() noexcept;
 
   CudaDevice& device_;
   const SessionShape shape_;  // without what is the context's
