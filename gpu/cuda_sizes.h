@@ -7,7 +7,7 @@
 #include "gpu/attention/prefill.h"
 #include "gpu/codes/codes.h"
 #include "gpu/codes/scan_workspace.h"
-#include "gpu/entries/cuda_selection.h"
+#include "gpu/entries/cuda_summaries.h"
 #include "gpu/network/elementwise.h"
 #include "gpu/runtime/arena.h"
 #include "gpu/runtime/cublas.h"
@@ -65,10 +65,10 @@ class WithCudaSizes : public Base {
   }
   /// (Of a device that need not be there: one that has clusters of blocks.)
   bool selects(const AttentionShape& shape, std::int64_t entries) const override {
-    return CudaSelection::supports(shape, entries, std::int64_t{1} << 18);
+    return CudaSummaries::supports(shape, entries, std::int64_t{1} << 18);
   }
   std::int64_t selection_bytes(const AttentionShape& shape, const StandIns& head) const final {
-    return CudaSelection::bytes(shape, head);
+    return CudaSummaries::bytes(shape, head);
   }
   std::int64_t scan_bytes(const SessionShape& shape) const final {
     return ScanLayout(shape, 1).device_bytes;

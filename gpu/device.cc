@@ -12,7 +12,7 @@
 #include "gpu/attention/prefill.h"
 #include "gpu/attention/step_io.h"
 #include "gpu/codes/codes.h"
-#include "gpu/entries/cuda_selection.h"
+#include "gpu/entries/cuda_summaries.h"
 #include "gpu/entries/selection.h"
 #include "gpu/network/elementwise.h"
 #include "gpu/network/experts.h"
@@ -388,12 +388,12 @@ std::shared_ptr<const DeviceCodes> CudaDevice::keep_codes(const AttentionShape& 
 }
 
 bool CudaDevice::selects(const AttentionShape& shape, std::int64_t entries) const {
-  return CudaSelection::supports(shape, entries, most_candidates_);
+  return CudaSummaries::supports(shape, entries, most_candidates_);
 }
 
 std::shared_ptr<const DeviceSelection> CudaDevice::keep_selection(const AttentionShape& shape,
                                                                   std::span<const StandIns> heads) {
-  return std::make_shared<const CudaSelection>(*this, shape, heads);
+  return std::make_shared<const CudaSummaries>(*this, shape, heads);
 }
 
 std::unique_ptr<DecodeBackend> CudaDevice::decode_backend(const SessionShape& shape) {

@@ -13,7 +13,7 @@
 #include "gpu/codes/codes.h"
 #include "gpu/codes/scan_progress.h"
 #include "gpu/device.h"
-#include "gpu/entries/cuda_selection.h"
+#include "gpu/entries/cuda_summaries.h"
 #include "gpu/runtime/faults.h"
 #include "gpu/session/context_window.h"
 #include "gpu/session/resident_rows.h"
@@ -135,7 +135,7 @@ class CudaDecode final : public DecodeBackend {
     workspace_->begun.record(compute_);
     begin_beside();
     inject_choice_delay(compute_);
-    const auto& selection = static_cast<const CudaSelection&>(*shape_.selection);
+    const auto& selection = static_cast<const CudaSummaries&>(*shape_.selection);
     chosen_ = selection.choose(
         layer, given_.q, allowed, k,
         {host<int>(layout().host_entries), host<float>(layout().host_log_sums)}, compute_);

@@ -1,4 +1,4 @@
-// Choices of entries by what stands for keys in a device's memory (gpu/entries/cuda_selection.h),
+// Choices of entries by what stands for keys in a device's memory (gpu/entries/cuda_summaries.h),
 // against float64.
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gpu/device.h"
-#include "gpu/entries/cuda_selection.h"
+#include "gpu/entries/cuda_summaries.h"
 #include "index/common/rule_based_index.h"
 #include "tests/support/key_cases.h"
 #include "tests/support/reference.h"
@@ -54,7 +54,7 @@ struct Made {
     for (const float q : queries) rounded.push_back(reference::as_bf16(q));
     const Buffer on_device = place.put(queries);
     auto& cuda = static_cast<gpu::CudaDevice&>(place.compute());
-    const auto& on_cuda = static_cast<const gpu::CudaSelection&>(*selection);
+    const auto& on_cuda = static_cast<const gpu::CudaSummaries&>(*selection);
     const std::int64_t most = on_cuda.most_entries(layer, k);
     const gpu::PinnedBuffer entries(shape.q_heads * most * 4);
     const gpu::PinnedBuffer log_sums(shape.q_heads * 4);

@@ -25,14 +25,14 @@ struct ChoiceRoom {
 };
 
 /// After it is made: const members from any thread, choose() by whoever holds the device's lock.
-class CudaSelection final : public DeviceSelection {
+class CudaSummaries final : public DeviceSelection {
  public:
   /// Whether the kernels know this shape and choose among so many entries of each head.
   static bool supports(const AttentionShape& shape, std::int64_t entries,
                        std::int64_t most_candidates);
   /// The contract of ComputeDevice::keep_selection.
-  CudaSelection(CudaDevice& device, const AttentionShape& shape, std::span<const StandIns> heads);
-  ~CudaSelection() override;
+  CudaSummaries(CudaDevice& device, const AttentionShape& shape, std::span<const StandIns> heads);
+  ~CudaSummaries() override;
 
   std::int64_t memory() const override { return memory_.bytes(); }
   /// What it would be (ComputeDevice::selection_bytes).

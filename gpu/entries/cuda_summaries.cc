@@ -1,4 +1,4 @@
-#include "gpu/entries/cuda_selection.h"
+#include "gpu/entries/cuda_summaries.h"
 
 #include <algorithm>
 #include <utility>
@@ -47,7 +47,7 @@ constexpr int no_number_byte = 0xff;
 }  // namespace
 
 /// Where everything lies.
-struct CudaSelection::Layout {
+struct CudaSummaries::Layout {
   struct Layer {
     std::int64_t entries, sizes, spans;
   };
@@ -79,13 +79,13 @@ struct CudaSelection::Layout {
   }
 };
 
-bool CudaSelection::supports(const AttentionShape& shape, std::int64_t entries,
+bool CudaSummaries::supports(const AttentionShape& shape, std::int64_t entries,
                              std::int64_t most_candidates) {
   return (shape.head_dim == 64 || shape.head_dim == 128) && shape.group() <= most_group &&
          entries <= most_candidates;
 }
 
-CudaSelection::CudaSelection(CudaDevice& device, const AttentionShape& shape,
+CudaSummaries::CudaSummaries(CudaDevice& device, const AttentionShape& shape,
                              std::span<const StandIns> heads)
     : shape_(shape) {
   for (std::size_t l = 0; l < static_cast<std::size_t>(shape.layers); ++l) {
@@ -105,16 +105,16 @@ CudaSelection::CudaSelection(CudaDevice& device, const AttentionShape& shape,
   work.wait();
 }
 
-CudaSelection::~CudaSelection() = default;
+CudaSummaries::~CudaSummaries() = default;
 
-std::int64_t CudaSelection::bytes(const AttentionShape& shape, const StandIns& head) {
+std::int64_t CudaSummaries::bytes(const AttentionShape& shape, const StandIns& head) {
   std::vector<StandIns> layers;
   for (std::int64_t l = 0; l < shape.layers; ++l)
     layers.push_back(shape.window_of(l) == 0 ? head : StandIns{});
   return Layout(shape, layers).bytes;
 }
 
-std::int64_t CudaSelection::most_entries(std::int64_t layer, std::int64_t k) const {
+std::int64_t CudaSummaries::most_entries(std::int64_t layer, std::int64_t k) const {
   const StandIns& of = layers_[static_cast<std::size_t>(layer)];
   const PositionRange most =  // of which most are chosen: of clusters a narrow one
       of.kind == StandInKind::centroids ? PositionRange{0, 1}
@@ -124,7 +124,7 @@ std::int64_t CudaSelection::most_entries(std::int64_t layer, std::int64_t k) con
 
 /// Those of a head: bounds as they are, centroids rounded unless importances decide, components of
 /// all blocks beside each other.
-void CudaSelection::place(CudaDevice& device, const LongWork& work, std::int64_t number,
+void CudaSummaries::place(CudaDevice& device, const LongWork& work, std::int64_t number,
                           const StandIns& head) {
   const auto layer = static_cast<std::size_t>(number / shape_.kv_heads);
   const Layout::Layer& to = layout_->layers[layer];
@@ -163,7 +163,7 @@ void CudaSelection::place(CudaDevice& device, const LongWork& work, std::int64_t
   }
 }
 
-GivenEntries CudaSelection::choose(std::int64_t layer, const float* queries, PositionRange allowed,
+GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, PositionRange allowed,
                                    std::int64_t k, const ChoiceRoom& room,
                                    cudaStream_t stream) const {
   const StandIns& of = layers_[static_cast<std::size_t>(layer)];
