@@ -396,7 +396,7 @@ std::shared_ptr<const DeviceSelection> CudaDevice::keep_selection(const Attentio
   return std::make_shared<const CudaSummaries>(*this, shape, heads);
 }
 
-std::unique_ptr<DecodeBackend> CudaDevice::decode_backend(const SessionShape& shape) {
+DecodeBackend CudaDevice::decode_backend(const SessionShape& shape) {
   return make_decode_backend(*this, shape);
 }
 

@@ -126,7 +126,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   bool selects(const AttentionShape& shape, std::int64_t entries) const override;
   std::shared_ptr<const DeviceSelection> keep_selection(const AttentionShape& shape,
                                                         std::span<const StandIns> heads) override;
-  std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override;
+  DecodeBackend decode_backend(const SessionShape& shape) override;
 
  private:
   /// Runs one kernel, so that a device without code for it is refused now.

@@ -17,20 +17,20 @@ namespace topkv::gpu {
 /// the device comes to the end of a scan, or stops, without what they wait for.
 class ScanProgress {
  public:
-  using Wait = DecodeBackend::Wait;
+  using Wait = CodeScanner::Wait;
 
   /// A scan is to be given to the device.
   void begin() { over_ = false; }
   /// All of it has been given to the stream.
   void end(cudaStream_t stream) { listed_.record(stream); }
 
-  /// As DecodeBackend::release_abandoned_waiters.
+  /// As AsyncScan::release_abandoned_waiters.
   void release_abandoned_waiters();
 
   /// Waits until a step's turn is at the place.
   void wait_for_turn(int& place, int turn, Wait wait);
 
-  /// As DecodeBackend::drain_list, of a list of ScanWorkspace; most: it has room for so many rows.
+  /// As CodeScanner::drain_list, of a list of ScanWorkspace; most: it has room for so many rows.
   void drain_list(int* list, std::int64_t most, Wait wait,
                   const std::function<void(std::int32_t)>& on_row,
                   const std::function<bool()>& while_waiting);

@@ -62,7 +62,7 @@ ScanWorkspace::ScanWorkspace(const SessionShape& shape, const ScanLayout& layout
 }
 
 bool ScanWorkspace::add_token(const CudaCodes& codes, std::int64_t layer,
-                              const DecodeBackend::Scan& wanted,
+                              const CodeScanner::Scan& wanted,
                               std::span<const PositionRange> allowed, std::int64_t i,
                               const float* queries, CodeScan& scan) const {
   const auto rows = static_cast<int>(std::min(wanted.rows, codes.tokens()));
@@ -100,7 +100,7 @@ GivenScan ScanWorkspace::given(bool tail) const {
   return {partial(layout_.rare), tail ? partial(layout_.estimate) : DevicePartial{}, noise()};
 }
 
-int* ScanWorkspace::list(const DecodeBackend::List& list) const {
+int* ScanWorkspace::list(const CodeScanner::List& list) const {
   const std::int64_t before =
       (list.token * layout_.lists + list.number) * attention_.kv_heads + list.kv_head;
   return reinterpret_cast<int*>(host_ + before * list_bytes(layout_.list_rows(list.rows)));

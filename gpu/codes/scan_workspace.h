@@ -44,7 +44,7 @@ class ScanWorkspace {
   /// Has a scan over the codes of a layer find rows for number i of the tokens. allowed: [tokens,
   /// kv_heads]; queries: of the step, [tokens x q_heads, head_dim]. False, and nothing is changed:
   /// it has as many as it can, or others want something else.
-  bool add_token(const CudaCodes& codes, std::int64_t layer, const DecodeBackend::Scan& wanted,
+  bool add_token(const CudaCodes& codes, std::int64_t layer, const CodeScanner::Scan& wanted,
                  std::span<const PositionRange> allowed, std::int64_t i, const float* queries,
                  CodeScan& scan) const;
 
@@ -52,7 +52,7 @@ class ScanWorkspace {
   GivenScan given(bool tail) const;
 
   /// Its length, or not_listed, and then its rows.
-  int* list(const DecodeBackend::List& list) const;
+  int* list(const CodeScanner::List& list) const;
   /// As scans expect it: nothing is listed that the last one left there.
   static void empty(int* list);
   void empty_all() const;

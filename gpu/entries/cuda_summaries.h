@@ -39,7 +39,7 @@ class CudaSummaries final : public DeviceSelection {
   static std::int64_t bytes(const AttentionShape& shape, const StandIns& head);
   std::int64_t most_entries(std::int64_t layer, std::int64_t k) const override;
 
-  /// As DecodeBackend::choose. queries: float32 [q_heads, head_dim]. What is returned lies in the
+  /// As EntryChooser::choose. queries: float32 [q_heads, head_dim]. What is returned lies in the
   /// room once the stream is there. All choices share their memory, in the order of the device's
   /// compute stream, which this is.
   GivenEntries choose(std::int64_t layer, const float* queries, PositionRange allowed,

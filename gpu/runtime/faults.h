@@ -17,7 +17,7 @@ struct Faults {
   /// Streams do not wait for events of other streams.
   static inline std::atomic<bool> drop_waits{false};
   /// Every choice of a session is held up by so many microseconds more, and the host does not wait
-  /// for it (DecodeBackend::chosen).
+  /// for it (EntryChooser::chosen).
   static inline std::atomic<int> choice_delay_us{0};
   static inline std::atomic<bool> drop_choice_waits{false};
 };

@@ -40,14 +40,20 @@ struct OwnScan {
   Event done;
 };
 
-class CudaDecode final : public DecodeBackend {
+class CudaDecode final : public DecodeInputs,
+                         public ResidentWindow,
+                         public CodeScanner,
+                         public EntryChooser,
+                         public AsyncScan {
  public:
-  CudaDecode(CudaDevice& device, const SessionShape& shape)
-      : device_(device),
+  CudaDecode(CudaDevice& device, const SessionShape& shape,
+             std::shared_ptr<StepWorkspaces> workspaces)
+      : CodeScanner(workspaces->layout().scan.lists),
+        device_(device),
         compute_(device.compute_stream()),
         shape_(shape),
         attention_(shape_.attention),
-        workspaces_(device.step_workspaces(shape)),
+        workspaces_(std::move(workspaces)),
         memory_(device.allocate(fixed_bytes(shape), "session")),
         resident_(device, shape, device.context_window(shape),
                   memory_.data() + figures_bytes(shape)),
@@ -75,13 +81,15 @@ class CudaDecode final : public DecodeBackend {
     return figures_bytes(shape) + ResidentRows::fixed_bytes(shape);
   }
 
-  void load(std::int64_t layer, std::span<const RowSpan> rows) override {
+  void load(std::int64_t first_layer, std::span<const RowSpan> rows) override {
     leave_step();  // of one that failed
-    resident_.reserve(rows[0].first, rows[0].end(), compute_);
-    resident_.load(layer, rows, compute_);
+    const auto heads = static_cast<std::size_t>(attention_.kv_heads);
+    for (std::int64_t layer = first_layer; !rows.empty(); ++layer, rows = rows.subspan(heads)) {
+      resident_.reserve(rows[0].first, rows[0].end(), compute_);
+      resident_.load(layer, rows.first(heads), compute_);
+    }
+    compute_.synchronize();  // the copies read the rows until then
   }
-
-  void loaded() override { compute_.synchronize(); }
 
   void begin(const AttentionStep& given, std::int64_t first, const PositionRange& sees) override {
     acquire_workspace(given.tokens);
@@ -110,7 +118,7 @@ class CudaDecode final : public DecodeBackend {
     queries_.softcap = attention_.softcap;
   }
 
-  Step wait_for_inputs() override {
+  StepInputs wait_for_inputs() override {
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
@@ -120,7 +128,7 @@ class CudaDecode final : public DecodeBackend {
     }
     const std::int64_t d = attention_.head_dim;
     const std::int64_t rows = given_.kv_count();
-    Step step;
+    StepInputs step;
     step.q = host<float>(layout().host_q);
     step.k = TensorView::tokens_first(host<float>(layout().host_k), DType::f32, rows,
                                       attention_.kv_heads, d);
@@ -185,7 +193,6 @@ class CudaDecode final : public DecodeBackend {
   std::int64_t scan_tokens(std::int64_t rows) const override {
     return layout().scan.scan_tokens(rows);
   }
-  std::int64_t scan_lists() const override { return workspaces_->layout().scan.lists; }
 
   void drain_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& on_row,
                   const std::function<bool()>& while_waiting) override {
@@ -212,7 +219,7 @@ class CudaDecode final : public DecodeBackend {
                                  });
   }
 
-  PartialView exact_part() override {
+  PartialView partial() override {
     reach_fault("session.exact_part");
     copy_out(exact(), layout().host_exact);
     copy_scanned();
@@ -229,7 +236,6 @@ class CudaDecode final : public DecodeBackend {
             host<TailNoise>(layout().host_tail_noise)};
   }
 
-  bool supports_async_steps() const override { return true; }
   int step_id() const override { return step_id_; }
 
   void wait_for_scan(int id) override { wait_for_turn(layout().host_begun, id, Wait::spin); }
@@ -247,34 +253,6 @@ class CudaDecode final : public DecodeBackend {
 
   PartialView host_partial_buffer() override { return in_memory(layout().host_found); }
 
-  void add(PartialView partial) override {
-    const std::int64_t values = partial.heads * partial.head_dim;
-    if (added_) {  // the one before; that of the step before was given when `wait_for_inputs`
-                   // waited
-      StepParts some;
-      some.exact = exact();
-      some.found = found();
-      give(some, exact().out, exact().lse);
-      wait_for_copies();
-    }
-    const DevicePartial staged = found();
-    if (partial.out != staged.out) {
-      std::copy_n(partial.out, values, staged.out);
-      std::copy_n(partial.lse, partial.heads, staged.lse);
-    }
-    added_ = true;
-  }
-
-  void add_tail(PartialView estimate, const TailNoise* noise) override {
-    const std::int64_t values = estimate.heads * estimate.head_dim;
-    of_context_ = {
-        {}, in_host_memory(layout().host_estimate), host<TailNoise>(layout().host_noise)};
-    sums_ = figures_of(given_.layer);
-    std::copy_n(estimate.out, values, of_context_.estimate.out);
-    std::copy_n(estimate.lse, estimate.heads, of_context_.estimate.lse);
-    std::copy_n(noise, estimate.heads, host<TailNoise>(layout().host_noise));
-  }
-
   TailFigures tail_figures(std::int64_t layer) const override {
     double sums[figures_of_layer];
     TOPKV_CUDA(
@@ -283,13 +261,14 @@ class CudaDecode final : public DecodeBackend {
     return {estimated_[static_cast<std::size_t>(layer)], sums[0], sums[1]};
   }
 
-  void finish(const AttentionStep& given) override {
+  void finish(const AttentionStep& given, const HostPartials& partials) override {
+    if (partials.found.heads > 0) stage(partials.found);
+    if (partials.estimate.heads > 0) stage_tail(partials.estimate, partials.noise);
     finish(given, parts());
     if (unread_ == 0) workspaces_->give_back(std::move(workspace_));
   }
 
   /// The workspace stays: others still work there, and steps that go ahead mostly follow.
-
   void finish_async(const AttentionStep& given) override {
     StepParts all = parts();
     all.found = found();
@@ -299,6 +278,25 @@ class CudaDecode final : public DecodeBackend {
   }
 
  private:
+  /// Puts the host's partial where the merge takes it from.
+  void stage(PartialView partial) {
+    const DevicePartial staged = found();
+    if (partial.out != staged.out) {
+      std::copy_n(partial.out, partial.heads * partial.head_dim, staged.out);
+      std::copy_n(partial.lse, partial.heads, staged.lse);
+    }
+    added_ = true;
+  }
+
+  void stage_tail(PartialView estimate, const TailNoise* noise) {
+    of_context_ = {
+        {}, in_host_memory(layout().host_estimate), host<TailNoise>(layout().host_noise)};
+    sums_ = figures_of(given_.layer);
+    std::copy_n(estimate.out, estimate.heads * estimate.head_dim, of_context_.estimate.out);
+    std::copy_n(estimate.lse, estimate.heads, of_context_.estimate.lse);
+    std::copy_n(noise, estimate.heads, host<TailNoise>(layout().host_noise));
+  }
+
   StepParts parts() const {
     StepParts all;
     all.exact = exact();
@@ -319,7 +317,7 @@ class CudaDecode final : public DecodeBackend {
     }
   }
 
-  static CudaDecode& session(const ScanOf& part) { return static_cast<CudaDecode&>(*part.backend); }
+  static CudaDecode& session(const ScanOf& part) { return static_cast<CudaDecode&>(*part.scanner); }
   static const CudaCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
     return static_cast<const CudaCodes&>(*codes);
   }
@@ -556,12 +554,18 @@ class CudaDecode final : public DecodeBackend {
 
 }  // namespace
 
-std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device, const SessionShape& shape) {
+DecodeBackend make_decode_backend(CudaDevice& device, const SessionShape& shape) {
   if (!attention_supports(shape.attention.head_dim)) {
     throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
                                   shape.attention.head_dim));
   }
-  return std::make_unique<CudaDecode>(device, shape);
+  const auto decode = std::make_shared<CudaDecode>(device, shape, device.step_workspaces(shape));
+  return {.owner = decode,
+          .inputs = decode.get(),
+          .window = decode.get(),
+          .scanner = shape.codes ? decode.get() : nullptr,
+          .chooser = shape.selection ? decode.get() : nullptr,
+          .async = shape.codes ? decode.get() : nullptr};
 }
 
 std::int64_t decode_backend_bytes(const SessionShape& shape) {

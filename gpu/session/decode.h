@@ -12,7 +12,7 @@ class CudaDevice;
 
 /// The contracts of ComputeDevice::decode_backend and decode_backend_bytes. The device
 /// outlives what is made.
-std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device, const SessionShape& shape);
+DecodeBackend make_decode_backend(CudaDevice& device, const SessionShape& shape);
 std::int64_t decode_backend_bytes(const SessionShape& shape);
 
 }  // namespace topkv::gpu

@@ -281,7 +281,7 @@ class ComputeDevice : public DeviceSizes {
   }
 
   /// Makes the device's side of a session's decode step.
-  virtual std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) = 0;
+  virtual DecodeBackend decode_backend(const SessionShape& shape) = 0;
 };
 
 /// Returns the device of the host's cores, which lives as long as the program.

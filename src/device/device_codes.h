@@ -30,7 +30,7 @@ struct HeadCodes {
 };
 
 /// A device's copy of codes. ComputeDevice::keep_codes makes it, or it is a HostCodes.
-/// DecodeBackend::scan of that device reads it.
+/// CodeScanner::scan of that device reads it.
 class DeviceCodes {
  public:
   virtual ~DeviceCodes() = default;

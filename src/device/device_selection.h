@@ -7,7 +7,7 @@
 namespace topkv {
 
 /// A device's copy of the key summaries of all layers. ComputeDevice::keep_selection makes it, and
-/// DecodeBackend::choose of that device reads it. Const members are safe from any thread.
+/// EntryChooser::choose of that device reads it. Const members are safe from any thread.
 class DeviceSelection {
  public:
   virtual ~DeviceSelection() = default;

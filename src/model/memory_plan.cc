@@ -13,7 +13,7 @@
 #include "src/model/network/forward.h"
 #include "src/model/network/key_bias.h"
 #include "src/session/codes_on_device.h"
-#include "src/session/session_shape.h"
+#include "src/session/session_sizes.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"

@@ -5,7 +5,7 @@
 #include "src/context/prefill_visibility.h"
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
-#include "src/session/session_shape.h"
+#include "src/session/session_sizes.h"
 
 namespace topkv {
 

@@ -65,7 +65,7 @@ AsyncStepper::Clock::time_point AsyncStepper::collect_all_but(std::uint64_t last
     const auto is_done = [&] { return done_ > collected_; };
     wait_busily(is_done, pause, [&] {
       try {
-        session_.backend->release_abandoned_waiters();
+        session_.backend.async->release_abandoned_waiters();
       } catch (const std::exception&) {  // the thread now throws, if it waits for the device
       }
     });
@@ -99,11 +99,11 @@ void AsyncStepper::work() {
 
 void AsyncStepper::run(Task& task, Helpers& helpers) noexcept {
   ListJob& job = task.job;
-  DecodeBackend& backend = *session_.backend;
+  AsyncScan& device = *session_.backend.async;
   try {
-    backend.wait_for_scan(job.step_id);
+    device.wait_for_scan(job.step_id);
     helpers.wake(task.threads - 1);  // they come while the device finds thresholds
-    job.queries.data = backend.wait_for_queries(job.step_id);
+    job.queries.data = device.wait_for_queries(job.step_id);
     const ListAttention::Work work{&scan_.lists(), &job};
     task.times = ListAttention::attend({&work, 1}, helpers, [] {});
     task.rows = scan_.lists().rows_listed(job);
@@ -114,7 +114,7 @@ void AsyncStepper::run(Task& task, Helpers& helpers) noexcept {
     std::fill_n(job.found.out, job.found.heads * job.found.head_dim,
                 std::numeric_limits<float>::quiet_NaN());
     std::fill_n(job.found.lse, job.found.heads, std::numeric_limits<float>::quiet_NaN());
-    backend.publish_partial(job.step_id);
+    device.publish_partial(job.step_id);
   }
   task.done = Clock::now();
 }
@@ -134,9 +134,9 @@ void AsyncStepper::step(Step& step, WindowSource& window, StepBefore& before) {
     scan_.start({&step, 1});
     reach_fault("session.attend");
     step.async = true;
-    step.step_id = session_.backend->step_id();
+    step.step_id = session_.backend.async->step_id();
     ListJob job = scan_.job();
-    job.found = session_.backend->host_partial_buffer();
+    job.found = session_.backend.inputs->host_partial_buffer();
     job.async = true;
     job.step_id = step.step_id;
     job.plain = own_.plain_rows(layer, step.queries.first);
@@ -146,7 +146,7 @@ void AsyncStepper::step(Step& step, WindowSource& window, StepBefore& before) {
     give(job, std::min(thread_count() - 1, lists));
     window.contribute(step);
   }
-  step.given = session_.backend->wait_for_inputs();
+  step.given = session_.backend.inputs->wait_for_inputs();
   const Clock::time_point taken = Clock::now();
   const Clock::time_point last_done = collect_all_but(1);
   rethrow();
@@ -156,7 +156,7 @@ void AsyncStepper::step(Step& step, WindowSource& window, StepBefore& before) {
   reach_fault("session.finish");
   {
     const auto lock = session_.device.compute()->lock();
-    session_.backend->finish_async(step.step);
+    session_.backend.async->finish_async(step.step);
   }
   const double waited =
       std::max(0.0, std::chrono::duration<double>(taken - std::max(start_time, last_done)).count());

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "src/attention/chunk_passes.h"
-#include "src/session/session_shape.h"
+#include "src/session/session_sizes.h"
 
 namespace topkv {
 namespace {

@@ -58,14 +58,14 @@ ListAttention::Times ListAttention::attend(std::span<const Work> jobs, Helpers& 
 
 void ListAttention::reserve(std::int64_t plain_lists) {
   const AttentionShape& shape = session_.shape;
-  const std::int64_t lists = shape.kv_heads * (2 * session_.backend->scan_lists() + plain_lists);
+  const std::int64_t lists = shape.kv_heads * (2 * session_.backend.scanner->lists() + plain_lists);
   parts_.reset(shape.group() * lists, shape.head_dim);
   list_rows_.reserve(static_cast<std::size_t>(lists));
 }
 
 /// Lists of the context, then lists of the session's own rows.
 std::int64_t ListAttention::scanned_lists() const {
-  return session_.backend->scan_lists() * (own_.tokens() > 0 ? 2 : 1);
+  return session_.backend.scanner->lists() * (own_.tokens() > 0 ? 2 : 1);
 }
 
 /// Returns the number of lists of all its tokens.
@@ -89,7 +89,7 @@ std::int64_t ListAttention::begin(const ListJob& job) {
 /// a scan come first, so that they are attended while the device still scans.
 ListAttention::RowList ListAttention::list_of(const ListJob& job, std::int64_t task) const {
   const std::int64_t kv_heads = session_.shape.kv_heads;
-  const std::int64_t of_context = session_.backend->scan_lists();
+  const std::int64_t of_context = session_.backend.scanner->lists();
   const std::int64_t scanned = scanned_lists();
   const std::int64_t known = kv_heads * job.plain_lists;
   if (task < known) {
@@ -126,8 +126,8 @@ void ListAttention::drain(const ListJob& job, const RowList& list, ArrivingRows&
       rows.add(row);
     return;
   }
-  using enum DecodeBackend::Wait;
-  session_.backend->drain_list(
+  using enum CodeScanner::Wait;
+  session_.backend.scanner->drain_list(
       list, job.async ? spin : poll_driver, [&](std::int32_t position) { rows.add(position); },
       [&] { return rows.score_some(); });
 }
@@ -153,7 +153,7 @@ void ListAttention::attend(const ListJob& job, const RowList& list, ArrivingRows
   if (job.async) std::fill_n(found.lse, group, empty_lse);
   merge_parts(found, parts.part(number * lists * group, lists * group));
   if (++heads_done_ == job.tokens * shape.kv_heads && job.async)
-    session_.backend->publish_partial(job.step_id);
+    session_.backend.async->publish_partial(job.step_id);
 }
 
 std::int64_t ListAttention::rows_listed(const ListJob& job) const {
@@ -177,7 +177,7 @@ std::int64_t ListAttention::rows_listed(std::int64_t token, std::int64_t head) c
 void ListAttention::add_listed(std::int64_t token, std::int64_t head,
                                std::vector<std::int64_t>& positions) const {
   const std::int64_t first = (token * session_.shape.kv_heads + head) * scanned_lists();
-  for (std::int64_t at = first; at < first + session_.backend->scan_lists(); ++at) {
+  for (std::int64_t at = first; at < first + session_.backend.scanner->lists(); ++at) {
     const auto& listed = listed_[static_cast<std::size_t>(at)];
     positions.insert(positions.end(), listed.begin(), listed.end());
   }

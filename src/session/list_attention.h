@@ -29,7 +29,7 @@ struct ListJob {
   std::int64_t tokens = 0;       ///< of the scan; 0: there is no scan
   std::int64_t wanted = 0;       ///< rows that the scan is asked for, for each query head
   bool async = false;            ///< a thread of the session attends it (async_stepper.h)
-  int step_id = 0;               ///< with async: DecodeBackend::step_id
+  int step_id = 0;               ///< with async: AsyncScan::step_id
   PositionRange plain = {};      ///< with async: own rows that the token attends without a scan
   std::int64_t plain_lists = 0;  ///< the number of lists of each KV head that these are spread over
   bool is_extra_round = false;   ///< a further round of a rule, for one token
@@ -87,7 +87,7 @@ class ListAttention {
  private:
   /// A list of rows that all heads of a group attend for one token. The rows are of the context or
   /// of the session's own.
-  struct RowList : DecodeBackend::List {
+  struct RowList : CodeScanner::List {
     bool scanned = true;     // false: an equal part of ListJob::plain
     std::int64_t place = 0;  // its number among all lists of its token and KV head
   };

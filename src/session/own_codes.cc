@@ -48,7 +48,7 @@ void OwnCodes::make() {
     reach_fault("session.scan_own");
     room = codes != nullptr;  // null: there are more than a scan can count
     const auto lock = session_.device.compute()->lock();
-    if (room) session_.backend->scan_own(codes);
+    if (room) session_.backend.scanner->scan_own(codes);
   } catch (const OutOfMemory&) {
     room = false;
   } catch (const std::bad_alloc&) {

@@ -49,7 +49,7 @@ void RuledSource::contribute(Step& step) {
   const PartialView exact = [&] {
     const Stopwatch waiting;  // for scans, too, if there are any
     const auto lock = session_.device.compute()->lock();
-    const PartialView given = session_.backend->exact_part();
+    const PartialView given = session_.backend.window->partial();
     StepTimes& times = session_.times(step.step.layer);
     (scans ? times.search : times.window) += waiting.seconds();
     if (scans) session_.stats.search_seconds += waiting.seconds();

@@ -11,7 +11,7 @@
 namespace topkv {
 
 /// Returns the scan of a job, whose first token has the number `token` in its step.
-DecodeBackend::ScanOf ScanSource::scan_of(const ListJob& job, std::int64_t token) {
+CodeScanner::ScanOf ScanSource::scan_of(const ListJob& job, std::int64_t token) {
   const std::int64_t kv_heads = session_.shape.kv_heads;
   allowed_.clear();
   allowed_own_.clear();
@@ -24,7 +24,7 @@ DecodeBackend::ScanOf ScanSource::scan_of(const ListJob& job, std::int64_t token
       allowed_own_.insert(allowed_own_.end(), static_cast<std::size_t>(kv_heads),
                           own_.coded_rows(job.layer, position));
   }
-  return {session_.backend.get(),
+  return {session_.backend.scanner,
           {.token = token,
            .allowed = allowed_,
            .own = allowed_own_,
@@ -38,7 +38,7 @@ void ScanSource::start(std::span<Step> steps) {
       std::ranges::find_if(steps, [&](const Step& step) { return step.scan == this; });
   if (!mine->searched || mine->joined) return;
   const std::int64_t layer = mine->step.layer;
-  const Scratch<std::vector<DecodeBackend::ScanOf>> scans;
+  const Scratch<std::vector<CodeScanner::ScanOf>> scans;
   scans->clear();
   for (Step& step : steps) {
     const SessionCore& of = *step.session;
@@ -53,7 +53,7 @@ void ScanSource::start(std::span<Step> steps) {
     scans->push_back(step.scan->scan_of(job, 0));
   }
   const Stopwatch scanning;
-  session_.backend->scan(layer, *scans);
+  session_.backend.scanner->scan(layer, *scans);
   if (!session_.device.is_cuda()) scan_seconds_ = scanning.seconds();
 }
 
@@ -91,9 +91,9 @@ void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int6
   job_.wanted = rows;
   {
     const auto lock = session_.device.compute()->lock();
-    const DecodeBackend::ScanOf scan = scan_of(job_, token);
+    const CodeScanner::ScanOf scan = scan_of(job_, token);
     const Stopwatch scanning;  // a CUDA device only begins here
-    session_.backend->scan(job_.layer, {&scan, 1});
+    session_.backend.scanner->scan(job_.layer, {&scan, 1});
     session_.count_search(job_.layer, scanning.seconds());
   }
   reach_fault("session.attend");
@@ -142,7 +142,7 @@ void ScanSource::merge_scanned(const Round& round) {
   const TailParts scanned = [&] {
     const Stopwatch waiting;
     const auto lock = session_.device.compute()->lock();
-    const TailParts given = session_.backend->scanned();
+    const TailParts given = session_.backend.scanner->scanned();
     session_.count_search(round.layer(), waiting.seconds());
     return given;
   }();

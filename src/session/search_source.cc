@@ -27,7 +27,7 @@ void SearchSource::start(std::span<Step> steps) {
   const auto& index =
       dynamic_cast<const RuleBasedIndex&>(*session_.indices[0]->layer(layer).heads[0]);
   if (allowed.size() == 0 || index.takes_all(allowed.size(), rows)) return;
-  session_.backend->choose(layer, allowed, rows);
+  session_.backend.chooser->choose(layer, allowed, rows);
   chosen_ = true;
 }
 
@@ -61,7 +61,7 @@ void SearchSource::search_all(std::int64_t layer, std::span<const Searched> sess
   const SearchSource& one = *sessions[0].source;
   const SessionCore& core = one.session_;
   const bool chosen = one.chosen_;  // then there is one session
-  const GivenEntries all = chosen ? core.backend->chosen() : GivenEntries{};
+  const GivenEntries all = chosen ? core.backend.chooser->chosen() : GivenEntries{};
   parallel_for(core.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       for (const auto& [source, queries] : sessions)
@@ -225,7 +225,8 @@ void SearchSource::measure_recall(Step& step, const TokenQueries& block) {
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     if (session_.spec.has_row_rules) heads_.copy_queries(layer, head, block);  // all queries
     const GivenEntries given =
-        chosen_ ? session_.backend->chosen().part(head, session_.shape.kv_heads) : GivenEntries{};
+        chosen_ ? session_.backend.chooser->chosen().part(head, session_.shape.kv_heads)
+                : GivenEntries{};
     SearchResult found;
     session_.segments[0].search(session_.indices[0], layer, head,
                                 heads_.block(head, heads_[head].allowed[0]), k,

@@ -58,7 +58,7 @@ class SearchSource final : public RoundsSource {
   SessionCore& session_;
   HeadSteps& heads_;
   OwnRowsSource& own_;
-  bool chosen_ = false;  // a device chooses entries for this step (DecodeBackend::choose)
+  bool chosen_ = false;  // a device chooses entries for this step (EntryChooser::choose)
 };
 
 }  // namespace topkv

@@ -77,7 +77,7 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
   } else {
     beyond = {found};
   }
-  if (spec.codes && !spec.has_row_rules && core.backend->supports_async_steps())
+  if (spec.codes && !spec.has_row_rules && core.backend.async != nullptr)
     async_stepper = std::make_unique<AsyncStepper>(core, *scan, own_rows);
 }
 
@@ -324,7 +324,7 @@ std::vector<TailFigures> Session::tail_figures() const {
   std::vector<TailFigures> figures = state_->figures_before;
   const auto lock = state_->core.device.compute()->lock();
   for (std::size_t layer = 0; layer < figures.size(); ++layer)
-    figures[layer] += state_->core.backend->tail_figures(static_cast<std::int64_t>(layer));
+    figures[layer] += state_->core.backend.inputs->tail_figures(static_cast<std::int64_t>(layer));
   return figures;
 }
 

@@ -7,7 +7,7 @@
 #include "index/common/index_factory.h"
 #include "src/session/codes_on_device.h"
 #include "src/session/selection_on_device.h"
-#include "src/session/session_shape.h"
+#include "src/session/session_sizes.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -99,7 +99,7 @@ void SessionCore::release_backend() noexcept {
     lock = device.compute()->lock();
   } catch (const std::exception&) {  // a device that no longer works
   }
-  backend.reset();
+  backend = {};
 }
 
 PositionRange SessionCore::seen_of(const Segment& segment, std::int64_t layer) const {
@@ -140,12 +140,10 @@ void SessionCore::load(PositionRange layers) {
   std::vector<RowSpan> spans;
   const auto lock = device.compute()->lock();
   for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    spans.clear();
     for (std::int64_t head = 0; head < shape.kv_heads; ++head)
       spans.push_back({segments.back().rows(layer, head), segments.back().first});
-    backend->load(layer, spans);
   }
-  backend->loaded();
+  backend.window->load(layers.begin, spans);
 }
 
 void SessionCore::check_usable() const {

@@ -72,7 +72,7 @@ struct SessionCore {
   std::vector<Segment> segments;             // the context's, then the session's own
   std::vector<const SegmentIndex*> indices;  // of each segment; null: exact search
   const SegmentIndex* tail;                  // the context's tail; null: none
-  std::unique_ptr<DecodeBackend> backend;
+  DecodeBackend backend;
   SessionStats stats;
   std::vector<StepTimes> step_times;   // per layer
   double measuring_seconds = 0;        // spent on measuring recall; not counted in steps

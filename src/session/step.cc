@@ -78,11 +78,11 @@ void take(std::span<Step> steps) {
   for (Step& step : steps) {
     SessionCore& of = *step.session;
     Lap lap;
-    step.given = of.backend->wait_for_inputs();
+    step.given = of.backend.inputs->wait_for_inputs();
     step.queries.data = step.given.q;
     lap(of.times(step.step.layer).q_out);
     if (step.searched) {
-      step.found = of.backend->host_partial_buffer();
+      step.found = of.backend.inputs->host_partial_buffer();
       std::fill_n(step.found.lse, step.found.heads, empty_lse);
     }
     with_session_in_errors(step.session_index, [&] { append_rows(step); });
@@ -95,13 +95,16 @@ void take(std::span<Step> steps) {
 void finish(Step& step) {
   SessionCore& of = *step.session;
   Lap lap;
+  HostPartials host;
   if (step.searched) {
-    of.backend->add(step.found);
-    if (step.estimate != nullptr)
-      of.backend->add_tail(step.estimate->view(), step.estimate->noise());
+    host.found = step.found;
+    if (step.estimate != nullptr) {
+      host.estimate = step.estimate->view();
+      host.noise = step.estimate->noise();
+    }
   }
   reach_fault("session.finish");
-  of.backend->finish(step.step);
+  of.backend.inputs->finish(step.step, host);
   lap(of.times(step.step.layer).merge);
 }
 
@@ -116,14 +119,14 @@ void begin_step(Step& step) {
   step.searched = of.searches(step.step.layer, first + step.step.tokens);
   const std::int64_t d = of.shape.head_dim;
   step.queries = {nullptr, step.step.tokens, of.shape.q_heads * d, d, first};
-  of.backend->begin(step.step, first, of.sees);
+  of.backend.inputs->begin(step.step, first, of.sees);
 }
 
 void append_rows(const Step& step) {
   const Stopwatch watch;
   SessionCore& of = *step.session;
   const std::int64_t layer = step.step.layer;
-  const DecodeBackend::Step& given = step.given;
+  const StepInputs& given = step.given;
   check_finite(step, "q", given.q, step.step.tokens, of.shape.q_heads);
   if (const std::int64_t rows = given.k.tokens; rows > 0) {
     check_finite(step, "K", static_cast<const float*>(given.k.data), rows, of.shape.kv_heads);
@@ -136,7 +139,7 @@ void append_rows(const Step& step) {
 std::int64_t tokens_at_once(const Step& step) {
   const SessionCore& of = *step.session;
   const std::int64_t layer = step.step.layer;
-  if (of.spec.codes) return of.backend->scan_tokens(of.schedule.first(layer));
+  if (of.spec.codes) return of.backend.scanner->scan_tokens(of.schedule.first(layer));
   const std::int64_t rows =
       std::min(of.schedule.most(layer), step.queries.first + step.queries.tokens);
   return std::max<std::int64_t>(1, search_memory / (of.shape.q_heads * search_bytes * rows));

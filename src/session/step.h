@@ -61,12 +61,12 @@ struct Step {
   AttentionStep step = {};
   std::int64_t skipped = 0;  ///< reading tokens before the step's first
   TokenQueries queries = {};
-  DecodeBackend::Step given = {};
+  StepInputs given = {};
   PartialView found = {};  ///< the partial over rows beyond sinks and window, [tokens x q_heads]
   bool searched = false;   ///< there may be rows beyond sinks and window
   bool joined = false;     ///< its rows are scanned or searched for, together with other sessions'
   bool async = false;      ///< a thread of the session attends its lists (async_stepper.h)
-  int step_id = 0;         ///< with async: DecodeBackend::step_id
+  int step_id = 0;         ///< with async: AsyncScan::step_id
   double searching_before = 0;
 
   /// Returns the part of [tokens x q_heads] heads that belongs to `tokens` tokens.

@@ -9,7 +9,7 @@ void WindowSource::contribute(Step& step) {
     spans_.clear();
     for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head)
       spans_.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
-    session_.backend->attend(layer, spans_);
+    session_.backend.window->attend(layer, spans_);
   }
 }
 

@@ -1,5 +1,5 @@
 // The one way that topkv runs things in parallel: oneTBB's arena of the calling thread. (A session
-// that a CUDA device scans for has a thread of its own beside, src/session/session_async.h, whose
+// that a CUDA device scans for has a thread of its own beside, src/session/async_stepper.h, whose
 // helpers are as many as the caller's arena allows.)
 //
 // Libraries beneath (BLAS, FAISS) bring OpenMP teams of their own. Inside a parallel_for they are

@@ -16,13 +16,14 @@
 namespace topkv {
 namespace {
 
-class HostDecode final : public DecodeBackend {
+class HostDecode final : public DecodeInputs, public ResidentWindow, public CodeScanner {
  public:
   explicit HostDecode(const SessionShape& shape)
-      : shape_(shape), figures_(static_cast<std::size_t>(shape.attention.layers)) {}
+      : CodeScanner(std::clamp<std::int64_t>(most_lists / shape.attention.kv_heads, 1, 8)),
+        shape_(shape),
+        figures_(static_cast<std::size_t>(shape.attention.layers)) {}
 
-  void load(std::int64_t /*layer*/, std::span<const RowSpan> /*rows*/) override {}
-  void loaded() override {}
+  void load(std::int64_t /*first_layer*/, std::span<const RowSpan> /*rows*/) override {}
 
   void begin(const AttentionStep& step, std::int64_t first,
              const PositionRange& /*sees*/) override {
@@ -40,7 +41,7 @@ class HostDecode final : public DecodeBackend {
     scanned_tail_ = false;
   }
 
-  Step wait_for_inputs() override { return given_; }
+  StepInputs wait_for_inputs() override { return given_; }
 
   void scan_own(std::shared_ptr<const DeviceCodes> codes) override {
     own_codes_ = std::move(codes);
@@ -59,10 +60,6 @@ class HostDecode final : public DecodeBackend {
   }
 
   std::int64_t scan_tokens(std::int64_t /*rows*/) const override { return shape_.max_tokens; }
-  std::int64_t scan_lists() const override {
-    return std::clamp<std::int64_t>(most_lists / shape_.attention.kv_heads, 1, 8);
-  }
-
   TailParts scanned() override { return of_context_.parts(); }
 
   /// Each an equal part.
@@ -72,8 +69,8 @@ class HostDecode final : public DecodeBackend {
                            .listed[static_cast<std::size_t>(list.token * shape_.attention.kv_heads +
                                                             list.kv_head)];
     const std::int64_t count = std::ssize(rows);
-    const std::int64_t end = count * (list.number + 1) / scan_lists();
-    for (std::int64_t i = count * list.number / scan_lists(); i < end; ++i)
+    const std::int64_t end = count * (list.number + 1) / lists();
+    for (std::int64_t i = count * list.number / lists(); i < end; ++i)
       on_row(static_cast<std::int32_t>(rows[static_cast<std::size_t>(i)]));
   }
 
@@ -86,7 +83,7 @@ class HostDecode final : public DecodeBackend {
     merge(out_.view(), part_.view());
   }
 
-  PartialView exact_part() override {
+  PartialView partial() override {
     reach_fault("session.exact_part");
     return out_.view();
   }
@@ -96,19 +93,13 @@ class HostDecode final : public DecodeBackend {
     return room_.view();
   }
 
-  void add(PartialView partial) override { merge(out_.view(), partial); }
-
-  void add_tail(PartialView estimate, const TailNoise* noise) override {
-    merge(out_.view(), estimate);
-    for (std::int64_t h = 0; h < estimate.heads; ++h)
-      add_head(out_.view().part(h), estimate.part(h), noise[h], tail_);
-  }
-
   TailFigures tail_figures(std::int64_t layer) const override {
     return figures_[static_cast<std::size_t>(layer)];
   }
 
-  void finish(const AttentionStep& step) override {
+  void finish(const AttentionStep& step, const HostPartials& host) override {
+    if (host.found.heads > 0) merge(out_.view(), host.found);
+    if (host.estimate.heads > 0) add_tail(host.estimate, host.noise);
     if (scanned_tail_) add_tail(of_context_.estimate.view(), of_context_.noise.data());
     std::ranges::copy(out_.out(), step.out);
     if (step.lse != nullptr) std::ranges::copy(out_.lse(), step.lse);
@@ -116,7 +107,13 @@ class HostDecode final : public DecodeBackend {
   }
 
  private:
-  static HostDecode& session(const ScanOf& part) { return static_cast<HostDecode&>(*part.backend); }
+  static HostDecode& session(const ScanOf& part) { return static_cast<HostDecode&>(*part.scanner); }
+
+  void add_tail(PartialView estimate, const TailNoise* noise) {
+    merge(out_.view(), estimate);
+    for (std::int64_t h = 0; h < estimate.heads; ++h)
+      add_head(out_.view().part(h), estimate.part(h), noise[h], tail_);
+  }
 
   /// What scans over some codes give the tokens of a step.
   struct Found {
@@ -226,7 +223,7 @@ class HostDecode final : public DecodeBackend {
   SessionShape shape_;
   std::shared_ptr<const DeviceCodes> own_codes_;  // null: there are none
   TokenQueries queries_;                          // of this step
-  Step given_;
+  StepInputs given_;
   Partial out_;
   Partial part_;  // of one segment
   Found of_context_;
@@ -240,29 +237,12 @@ class HostDecode final : public DecodeBackend {
 
 }  // namespace
 
-void DecodeBackend::choose(std::int64_t /*layer*/, PositionRange /*allowed*/, std::int64_t /*k*/) {
-  throw Error("this device keeps nothing to choose by");
-}
-GivenEntries DecodeBackend::chosen() { throw Error("this device keeps nothing to choose by"); }
-void DecodeBackend::scan_own(std::shared_ptr<const DeviceCodes> /*codes*/) {
-  throw Error("this device keeps no codes to scan");
-}
-void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts*/) {
-  throw Error("this device keeps no codes to scan");
-}
-std::int64_t DecodeBackend::scan_tokens(std::int64_t /*rows*/) const { return 0; }
-std::int64_t DecodeBackend::scan_lists() const { return 0; }
-TailParts DecodeBackend::scanned() { throw Error("this device keeps what it scanned to itself"); }
-void DecodeBackend::drain_list(const List& /*list*/, Wait /*wait*/,
-                               const std::function<void(std::int32_t)>& /*on_row*/,
-                               const std::function<bool()>& /*while_waiting*/) {}
-void DecodeBackend::wait_for_scan(int /*id*/) {}
-const float* DecodeBackend::wait_for_queries(int /*id*/) { return nullptr; }
-void DecodeBackend::publish_partial(int /*id*/) {}
-void DecodeBackend::finish_async(const AttentionStep& step) { finish(step); }
-
-std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
-  return std::make_unique<HostDecode>(shape);
+DecodeBackend make_host_decode(const SessionShape& shape) {
+  const auto decode = std::make_shared<HostDecode>(shape);
+  return {.owner = decode,
+          .inputs = decode.get(),
+          .window = decode.get(),
+          .scanner = shape.codes ? decode.get() : nullptr};
 }
 
 }  // namespace topkv

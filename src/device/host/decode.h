@@ -7,6 +7,6 @@
 namespace topkv {
 
 /// Makes the host's side of a decode step. It attends rows where they lie.
-std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape);
+DecodeBackend make_host_decode(const SessionShape& shape);
 
 }  // namespace topkv

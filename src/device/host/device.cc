@@ -206,7 +206,7 @@ class HostDevice final : public ComputeDevice {
                                        std::int64_t /*chunk*/) const override {
     return 0;
   }
-  std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override {
+  DecodeBackend decode_backend(const SessionShape& shape) override {
     return make_host_decode(shape);
   }
   std::int64_t decode_backend_bytes(const SessionShape& /*shape*/) const override { return 0; }

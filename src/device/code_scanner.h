@@ -1,0 +1,95 @@
+// Scans over codes on a device (index/codes/codes_index.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "index/common/row_tail.h"
+#include "src/device/device_codes.h"
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// Scans the codes of a context (SessionShape::codes), and of one session's own rows.
+///
+/// Threads: one thread at a time, except drain_list. On CUDA the caller holds the device's lock in
+/// scan and scan_own, and from scan to ResidentWindow::attend.
+class CodeScanner {
+ public:
+  /// lists: the number of lists of one token and KV head, for the context.
+  explicit CodeScanner(std::int64_t lists) : lists_(lists) {}
+  virtual ~CodeScanner() = default;
+
+  /// A scan for at most scan_tokens(rows) tokens of a step. It finds the rows that the host is to
+  /// attend, and makes a partial for the others.
+  struct Scan {
+    std::int64_t token = 0;  ///< the number of the first token in the step
+    /// The range of the context that each token and KV head may find: [tokens, kv_heads]. For an
+    /// empty range nothing is found, and the partials are empty.
+    std::span<const PositionRange> allowed;
+    /// After scan_own: the range of the session's own rows that each token and KV head may find:
+    /// [tokens, kv_heads].
+    std::span<const PositionRange> own = {};
+    std::int64_t rows = 0;  ///< rows wanted for each query head, of either kind, 1 to most_rows
+    bool tail = true;       ///< whether it estimates the attention over rows it does not find
+  };
+  /// A session's part in a scan for several sessions.
+  struct ScanOf {
+    CodeScanner* scanner = nullptr;
+    Scan scan;
+  };
+  /// Begins a scan for sessions over one context, whose steps have begun. This scanner is one of
+  /// theirs. Codes are read once for several tokens. On the host the scan is complete when this
+  /// returns.
+  ///
+  /// A scan finds, for each KV head, the rows whose codes score best for any of its query heads,
+  /// about Scan::rows for each. It attends rare rows (HeadCodes::rare) exactly. For a tail it also
+  /// estimates the attention over all rows that it does not find.
+  virtual void scan(std::int64_t layer, std::span<const ScanOf> parts) = 0;
+  /// Returns the most tokens of one scan that is asked for `rows` rows.
+  virtual std::int64_t scan_tokens(std::int64_t rows) const = 0;
+
+  /// Sets codes of the session's own rows, from the first row on. Later scans read them beside the
+  /// context's. Waits for work that has begun. Throws OutOfMemory, and is then as it was.
+  virtual void scan_own(std::shared_ptr<const DeviceCodes> codes) = 0;
+
+  /// With SessionShape::has_row_rules, after a scan: returns its partials, of rare rows and of the
+  /// tail. The caller then adds the tail. Waits for them. Valid until the next scan or the end of
+  /// the step.
+  virtual TailParts scanned() = 0;
+
+  /// Returns the number of lists of one token and KV head, for the context.
+  std::int64_t lists() const { return lists_; }
+  /// A list: some of the rows that a scan found for one token and KV head of this session. All
+  /// heads of the KV head's group attend them.
+  ///
+  /// Rows of the context are spread over lists() lists, by their positions alone. Rows of the
+  /// session's own are spread over lists() lists more.
+  struct List {
+    std::int64_t token = 0;  ///< the number of the token in the scan
+    std::int64_t kv_head = 0;
+    std::int64_t number = 0;  ///< the number of the list, below lists()
+    bool own = false;         ///< the list is of the session's own rows
+    std::int64_t rows = 0;    ///< Scan::rows of its scan, as an async step may begin another
+  };
+  /// Whether a thread that waits may ask the device's driver if there is still something to wait
+  /// for. `spin` is for threads that others wait for: whoever blocks the driver may wait for them.
+  enum class Wait : bool { spin, poll_driver };
+  /// Waits, busily, for the end of a list of the last scan. To be called once for each list. Safe
+  /// from many threads.
+  ///
+  /// - on_row: called for each position, in any order, as soon as it is known. Most positions are
+  ///   known before the list ends.
+  /// - while_waiting: called repeatedly while the function waits, until it returns false. It is
+  ///   called again after the next look for positions.
+  virtual void drain_list(const List& list, Wait wait,
+                          const std::function<void(std::int32_t)>& on_row,
+                          const std::function<bool()>& while_waiting) = 0;
+
+ private:
+  std::int64_t lists_;
+};
+
+}  // namespace topkv
