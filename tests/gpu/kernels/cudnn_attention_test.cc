@@ -116,7 +116,8 @@ TEST(GpuCudnnAttention, ShapesWithoutAPlanAreRefusedWithAReason) {
 
 TEST(GpuCudnnAttention, ItsAbsenceHasAReason) {
   std::string why;
-  EXPECT_EQ(CudnnAttention::available(&why), why.empty());
+  const bool available = CudnnAttention::available(&why);
+  EXPECT_EQ(available, why.empty());
 }
 
 }  // namespace
