@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_additions.cc: which characters the `tokenizers` library puts into a
+"""Writes src/text/unicode/unicode_additions.cc: which characters the `tokenizers` library puts into a
 general category and PCRE2 10.42 (Unicode 14) does not.
 
 Needs a Python whose unicodedata is of Unicode 14 (3.11), and the tokenizers package to compare with.
@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 CATEGORIES = "Ll Lm Lo Lt Lu Mc Me Mn Nd Nl No Pc Pd Pe Pf Pi Po Ps Sc Sk Sm So Zl Zp Zs Cc".split()
 
 HEAD = """// Written by tools/make_unicode_additions.py. Do not edit.
-#include "src/text/unicode_additions.h"
+#include "src/text/unicode/unicode_additions.h"
 
 namespace topkv {
 namespace {
@@ -54,7 +54,7 @@ def main() -> None:
         rows += [(first, last, category) for first, last in ranges]
     rows.sort()
     cells = [f'{{0x{first:x}, 0x{last:x}, "{category}"}},' for first, last, category in rows]
-    with open("src/text/unicode_additions.cc", "w", encoding="utf-8") as out:
+    with open("src/text/unicode/unicode_additions.cc", "w", encoding="utf-8") as out:
         out.write(HEAD)
         for i in range(0, len(cells), 3):
             out.write("    " + " ".join(cells[i : i + 3]) + "\n")

@@ -12,7 +12,7 @@
 #include "src/core/io/open_file.h"
 #include "src/model/model_impl.h"
 #include "src/model/weights/safetensors.h"
-#include "src/text/chat_template_files.h"
+#include "src/text/files/chat_template_files.h"
 
 namespace topkv {
 namespace {

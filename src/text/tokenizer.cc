@@ -10,7 +10,7 @@
 
 #include "src/core/text/printable.h"
 #include "src/core/text/utf8.h"
-#include "src/text/tokenizer_file.h"
+#include "src/text/files/tokenizer_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -12,7 +12,7 @@
 
 #include "src/model/weights/quantisation.h"
 #include "src/model/weights/safetensors.h"
-#include "src/text/chat_template_files.h"
+#include "src/text/files/chat_template_files.h"
 #include "tests/fuzz/context_bytes.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/small_llama.h"

@@ -10,9 +10,9 @@
 #include <set>
 #include <sstream>
 
-#include "src/cli/commands/bench_report.h"
-#include "src/cli/commands/bench_rows.h"
-#include "src/cli/commands/bench_run.h"
+#include "src/cli/bench/bench_report.h"
+#include "src/cli/bench/bench_rows.h"
+#include "src/cli/bench/bench_run.h"
 #include "src/cli/flags/bench_shape.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/text_layout.h"

@@ -1,9 +1,9 @@
 // Regular expressions of pre-tokenizers: a pattern, a byte 0, and the text that it is looked for
 // in.
-#include "src/text/regex.h"
+#include "src/text/pattern/regex.h"
 
 #include "src/core/text/utf8.h"
-#include "src/text/regex_syntax.h"
+#include "src/text/pattern/regex_syntax.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

@@ -3,8 +3,8 @@
 #include <variant>
 #include <vector>
 
-#include "src/serve/problem.h"
-#include "src/serve/request.h"
+#include "src/serve/request/problem.h"
+#include "src/serve/request/request.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

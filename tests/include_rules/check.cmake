@@ -44,7 +44,9 @@ set(sub_gpu runtime network attention codes entries build session . bench)
 set(sub_src_context . file)
 set(sub_src_model families weights config network . generate)
 set(sub_src_eval tasks run report)
-set(sub_src_cli terminal flags . commands)
+set(sub_src_text unicode pattern tokens jinja files chat .)
+set(sub_src_serve request answer run http)
+set(sub_src_cli terminal flags . bench commands)
 
 # Headers that a source file of any sub-room of their room may include, though its headers may not:
 # operations on a device need the device, which owns them.

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "src/serve/prompt_boundary.h"
-#include "src/serve/scheduler.h"
+#include "src/serve/run/prompt_boundary.h"
+#include "src/serve/run/scheduler.h"
 #include "tests/memory/counted_memory.h"
 #include "topkv/model.h"
 

@@ -3,10 +3,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/serve/answer_parts.h"
-#include "src/serve/problem.h"
-#include "src/serve/request.h"
-#include "src/serve/response.h"
+#include "src/serve/answer/answer_parts.h"
+#include "src/serve/answer/response.h"
+#include "src/serve/request/problem.h"
+#include "src/serve/request/request.h"
 #include "tests/support/temp_directory.h"
 #include "tests/support/tensor_file.h"
 #include "topkv/error.h"
@@ -17,7 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-const Tools weather = Tools::parse(R"([{"type": "function", "function": {"name": "weather", "parameters": {
+const Tools weather =
+    Tools::parse(R"([{"type": "function", "function": {"name": "weather", "parameters": {
     "type": "object", "properties": {"place": {"type": "string"}, "days": {"type": "integer"}}}}}])");
 
 const char* const qwen = "{% if tools %}<tool_call>{% endif %}";
@@ -27,8 +28,8 @@ const char* const llama = "Environment: ipython <|python_tag|>";
 const char* const gpt_oss = "<|start|>assistant<|channel|>analysis<|message|>";
 
 /// An answer that comes in pieces of some bytes, put together: "reasoning|content|name(arguments)".
-std::string parts(const char* source, const std::string& text, std::size_t bytes, bool in_thought = false,
-                  const Tools& tools = weather) {
+std::string parts(const char* source, const std::string& text, std::size_t bytes,
+                  bool in_thought = false, const Tools& tools = weather) {
   AnswerParts answer(answer_form(source), in_thought, tools);
   AnswerDelta all;
   const auto take = [&](const AnswerDelta& delta) {
@@ -51,27 +52,35 @@ void expect_parts(const char* source, const std::string& text, const std::string
 }
 
 TEST(AnswerParts, ChannelsAreThinkingContentAndCalls) {
-  expect_parts(gpt_oss, "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant<|channel|>final<|message|>4 < 5",
+  expect_parts(gpt_oss,
+               "<|channel|>analysis<|message|>Two and "
+               "two.<|end|><|start|>assistant<|channel|>final<|message|>4 < 5",
                "Two and two.|4 < 5|");
   expect_parts(gpt_oss, "<|channel|>final<|message|>a <| b <|x<|return|>", "|a <| b <|x|");
   expect_parts(gpt_oss,
-               "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+               "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+               "to=functions.weather "
                "<|constrain|>json<|message|>{\"place\": \"Rome\"}<|call|>",
                "Hm.||weather({\"place\": \"Rome\"})");
   expect_parts(gpt_oss,
-               "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.weather<|channel|>commentary "
+               "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant "
+               "to=functions.weather<|channel|>commentary "
                "json<|message|>{\"days\": 2}",
                "|I look.|weather({\"days\": 2})");
-  expect_parts(gpt_oss, "<|channel|>commentary to=functions.weather<|message|>{\"place\": <|call|>", "|{\"place\": |");
+  expect_parts(gpt_oss, "<|channel|>commentary to=functions.weather<|message|>{\"place\": <|call|>",
+               "|{\"place\": |");
   expect_parts(gpt_oss, "<|channel|>analysis<|message|>cut o", "cut o||");
   expect_parts(gpt_oss, "<|channel|>ana", "||");
   expect_parts(gpt_oss, "no channels", "|no channels|");
-  expect_parts(gpt_oss, "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>",
+  expect_parts(gpt_oss,
+               "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|"
+               "message|>b<|end|>",
                "a\nb||");
 }
 
 TEST(AnswerParts, ThinkingEndsWhereItsMarkSays) {
-  expect_parts(thinking, "<think>\nwhy\n\nso\n</think>\n\nThe answer.\n", "why\n\nso|The answer.\n|");
+  expect_parts(thinking, "<think>\nwhy\n\nso\n</think>\n\nThe answer.\n",
+               "why\n\nso|The answer.\n|");
   expect_parts(thinking, "why\n</think>\n\nb", "why|b|", true);
   expect_parts(thinking, "<think>\nwhy</think>b", "why|b|", true);
   expect_parts(thinking, "\n\nNo thought, <think> or not.", "|\n\nNo thought, <think> or not.|");
@@ -87,39 +96,52 @@ TEST(AnswerParts, CallsAreFoundInEachFamilysForm) {
   const std::string json = R"({"name": "weather", "arguments": {"place": "Rome", "days": 2}})";
   const std::string call = R"(weather({"place":"Rome","days":2}))";
   expect_parts(qwen, "<tool_call>\n" + json + "\n</tool_call>", "||" + call);
-  expect_parts(qwen, "I look.\n<tool_call>\n" + json + "\n</tool_call>\n<tool_call>" + json + "</tool_call>",
-               "|I look.|" + call + call);
+  expect_parts(
+      qwen, "I look.\n<tool_call>\n" + json + "\n</tool_call>\n<tool_call>" + json + "</tool_call>",
+      "|I look.|" + call + call);
   expect_parts(qwen, "<tool_call>\n" + json, "||" + call);  // the end token was its end
-  expect_parts(thinking, "<think>\nhm\n</think>\n\n<tool_call>\n" + json + "\n</tool_call>", "hm||" + call);
+  expect_parts(thinking, "<think>\nhm\n</think>\n\n<tool_call>\n" + json + "\n</tool_call>",
+               "hm||" + call);
   expect_parts(qwen,
-               "<tool_call>\n<function=weather>\n<parameter=place>\n12\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+               "<tool_call>\n<function=weather>\n<parameter=place>\n12\n</"
+               "parameter>\n<parameter=days>\n2\n</parameter>\n"
                "</function>\n</tool_call>",
                R"(||weather({"place":"12","days":2}))");
   expect_parts(mistral, "[TOOL_CALLS] [" + json + ", " + json + "]", "||" + call + call);
-  expect_parts(mistral, "Yes.[TOOL_CALLS]weather[ARGS]{\"days\": 2}[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{}",
-               "|Yes.|weather({\"days\": 2})weather({})");
-  const std::string object = R"({"name": "weather", "parameters": {"place": "Rome; {};", "days": 2}})";
+  expect_parts(
+      mistral,
+      "Yes.[TOOL_CALLS]weather[ARGS]{\"days\": 2}[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{}",
+      "|Yes.|weather({\"days\": 2})weather({})");
+  const std::string object =
+      R"({"name": "weather", "parameters": {"place": "Rome; {};", "days": 2}})";
   expect_parts(llama, object, R"(||weather({"place":"Rome; {};","days":2}))");
   expect_parts(llama, "<|python_tag|>" + object, R"(||weather({"place":"Rome; {};","days":2}))");
   expect_parts(llama, json + "; " + json, "||" + call + call);
   // What is none is content.
-  expect_parts(llama, R"({"name": "other", "parameters": {}})", R"(|{"name": "other", "parameters": {}}|)");
+  expect_parts(llama, R"({"name": "other", "parameters": {}})",
+               R"(|{"name": "other", "parameters": {}}|)");
   expect_parts(llama, "{1, 2} is a set.", "|{1, 2} is a set.|");
-  expect_parts(qwen, "<tool_call>\n{\"name\": 7}\n</tool_call>", "|<tool_call>\n{\"name\": 7}\n</tool_call>|");
+  expect_parts(qwen, "<tool_call>\n{\"name\": 7}\n</tool_call>",
+               "|<tool_call>\n{\"name\": 7}\n</tool_call>|");
   expect_parts(mistral, "[TOOL_CALLS] [{]", "|[TOOL_CALLS] [{]|");
   expect_parts(qwen, "a <tool b", "|a <tool b|");
   // Neither does a mark get in that never came, nor is white space lost.
   expect_parts(qwen, "a\n\n<tool_call>\n{\"name\": \"wea", "|a\n\n<tool_call>\n{\"name\": \"wea|");
   expect_parts(qwen, "a <tool_call> b </tool_call> c", "|a <tool_call> b </tool_call> c|");
-  expect_parts(qwen, "<tool_call>" + json + "</tool_call>", "|<tool_call>" + json + "</tool_call>|", false, Tools::array());
+  expect_parts(qwen, "<tool_call>" + json + "</tool_call>", "|<tool_call>" + json + "</tool_call>|",
+               false, Tools::array());
   AnswerParts one(answer_form(qwen), false, weather, true);
-  EXPECT_EQ(one.push("<tool_call>" + json + "</tool_call><tool_call>" + json + "</tool_call>").calls.size(), 1U);
+  EXPECT_EQ(one.push("<tool_call>" + json + "</tool_call><tool_call>" + json + "</tool_call>")
+                .calls.size(),
+            1U);
 }
 
 TEST(AnswerParts, AnyBytesHaveParts) {
   // Each mark, cut and repeated, behind each other.
-  const std::string marks[] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<|channel|>", "<|message|>", "<|end|>",
-                               "<|start|>", "<|call|>", "[TOOL_CALLS]", "{", "};", " to=functions.", "\n", "x"};
+  const std::string marks[] = {
+      "<think>",     "</think>", "<tool_call>",    "</tool_call>", "<|channel|>",
+      "<|message|>", "<|end|>",  "<|start|>",      "<|call|>",     "[TOOL_CALLS]",
+      "{",           "};",       " to=functions.", "\n",           "x"};
   for (const char* source : {qwen, thinking, mistral, llama, gpt_oss})
     for (const std::string& a : marks)
       for (const std::string& b : marks)
@@ -132,13 +154,19 @@ TEST(AnswerForm, NamesTheSpecialTokensThatItNeeds) {
   Json file = Json::parse(read_file(TOPKV_SOURCE_DIR "/models/needle-14m/tokenizer.json"));
   Token id = 4096;
   for (const char* content : {"<|channel|>", "<|message|>", "<think>", "</think>"})
-    file["added_tokens"].push_back({{"id", id++}, {"content", content}, {"single_word", false}, {"lstrip", false},
-                                    {"rstrip", false}, {"normalized", false}, {"special", content[1] == '|'}});
+    file["added_tokens"].push_back({{"id", id++},
+                                    {"content", content},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"normalized", false},
+                                    {"special", content[1] == '|'}});
   const Tokenizer tokenizer = Tokenizer::load(work.write("tokenizer.json", file.dump()));
   EXPECT_EQ(answer_form(gpt_oss).spelled(tokenizer, true), (std::vector<Token>{4096, 4097}));
   EXPECT_TRUE(answer_form(thinking).spelled(tokenizer, true).empty()) << "they have text anyway";
   EXPECT_TRUE(answer_form(thinking).ends_in_thought(tokenizer, tokenizer.encode("a<think>\n")));
-  EXPECT_FALSE(answer_form(thinking).ends_in_thought(tokenizer, tokenizer.encode("a<think>\n\n</think>\n\n")));
+  EXPECT_FALSE(answer_form(thinking).ends_in_thought(tokenizer,
+                                                     tokenizer.encode("a<think>\n\n</think>\n\n")));
   EXPECT_FALSE(answer_form(qwen).ends_in_thought(tokenizer, tokenizer.encode("a<think>\n")));
 }
 
@@ -146,11 +174,10 @@ TEST(ServeChat, ResponsesHavePartsStreamedOrNot) {
   AnswerRequest request;
   request.chat = true;
   request.tools = weather;
-  const std::vector<Event> events = {
-      {.text = "<think>\nhm"},
-      {.text = "\n</think>\n"},
-      {.text = "I look.\n<tool_call>{\"name\": \"weather\","},
-      {.text = " \"arguments\": {}}</tool_call>", .finish = "stop"}};
+  const std::vector<Event> events = {{.text = "<think>\nhm"},
+                                     {.text = "\n</think>\n"},
+                                     {.text = "I look.\n<tool_call>{\"name\": \"weather\","},
+                                     {.text = " \"arguments\": {}}</tool_call>", .finish = "stop"}};
   Responder whole(request, "id", 7, "m", answer_form(thinking), false);
   const Json choice = Json::parse(whole.whole(events, {}))["choices"][0];
   EXPECT_EQ(choice["message"]["reasoning_content"], "hm");
@@ -177,7 +204,9 @@ TEST(ServeChat, ResponsesHavePartsStreamedOrNot) {
   // A call without words before it has no content.
   Responder call(request, "id", 7, "m", answer_form(thinking), false);
   const Json alone = Json::parse(
-      call.whole({{.text = "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>", .finish = "stop"}}, {}));
+      call.whole({{.text = "<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>",
+                   .finish = "stop"}},
+                 {}));
   EXPECT_TRUE(alone["choices"][0]["message"]["content"].is_null());
 }
 
@@ -194,14 +223,16 @@ TEST(ServeChat, TakesToolsAndTheirCalls) {
       "chat_template_kwargs": {"enable_thinking": false}, "top_p": 0, "max_tokens": -1})");
   EXPECT_EQ(request.messages[0].content, "Warm?");
   EXPECT_EQ(request.messages[0].fields, R"({"name":"Ann"})");
-  EXPECT_EQ(request.messages[1].fields,
-            R"({"reasoning_content":"hm","thinking":"hm","tool_calls":[{"id":"x","type":"function","function":)"
-            R"({"name":"weather","arguments":{"z":1,"a":2}}}]})");
+  EXPECT_EQ(
+      request.messages[1].fields,
+      R"({"reasoning_content":"hm","thinking":"hm","tool_calls":[{"id":"x","type":"function","function":)"
+      R"({"name":"weather","arguments":{"z":1,"a":2}}}]})");
   EXPECT_EQ(request.messages[2].fields, R"({"tool_call_id":"x"})");
   EXPECT_EQ(request.messages[3].fields, "");
-  EXPECT_EQ(request.variables,
-            R"({"enable_thinking":false,"reasoning_effort":"low","tools":[{"type":"function","function":)"
-            R"({"name":"weather","description":"d"}}]})");
+  EXPECT_EQ(
+      request.variables,
+      R"({"enable_thinking":false,"reasoning_effort":"low","tools":[{"type":"function","function":)"
+      R"({"name":"weather","description":"d"}}]})");
   EXPECT_TRUE(request.one_call && request.options.unlimited && !request.options.max_tokens);
   EXPECT_EQ(request.options.temperature, 0) << "top_p 0 is the likeliest token alone";
   const AnswerRequest none = parse_chat(
@@ -222,9 +253,11 @@ TEST(ServeChat, RefusesToolsNamingTheField) {
       {body("", R"(, "tools": [{"type": "web_search"}])"), "tools[0].type"},
       {body("", R"(, "tools": [{"type": "function"}])"), "tools[0]"},
       {body("", R"(, "tools": [{"type": "function", "function": {}}])"), "tools[0].function.name"},
-      {body("", R"(, "tools": [{"type": "function", "function": {"name": ""}}])"), "tools[0].function.name"},
+      {body("", R"(, "tools": [{"type": "function", "function": {"name": ""}}])"),
+       "tools[0].function.name"},
       {body("", R"(, "tool_choice": "required")"), "tool_choice"},
-      {body("", R"(, "tool_choice": {"type": "function", "function": {"name": "w"}})"), "tool_choice"},
+      {body("", R"(, "tool_choice": {"type": "function", "function": {"name": "w"}})"),
+       "tool_choice"},
       {body("", R"(, "parallel_tool_calls": 1)"), "parallel_tool_calls"},
       {body("", R"(, "chat_template_kwargs": [])"), "chat_template_kwargs"},
       {body("", R"(, "chat_template_kwargs": {"tools": []})"), "chat_template_kwargs"},
@@ -234,10 +267,14 @@ TEST(ServeChat, RefusesToolsNamingTheField) {
       {call("[]"), "messages[1].content"},
       {call(R"([{"id": 7}])"), "messages[1].tool_calls[0].id"},
       {call(R"([{"type": "function"}])"), "messages[1].tool_calls[0]"},
-      {call(R"([{"function": {"name": "w", "arguments": "{"}}])"), "messages[1].tool_calls[0].function.arguments"},
-      {call(R"([{"function": {"name": "w", "arguments": "[1]"}}])"), "messages[1].tool_calls[0].function.arguments"},
-      {body(R"(, {"role": "assistant", "content": "a", "refusal": "no"})", ""), "messages[1].refusal"},
-      {body(R"(, {"role": "assistant", "content": "a", "function_call": {}})", ""), "messages[1].function_call"}};
+      {call(R"([{"function": {"name": "w", "arguments": "{"}}])"),
+       "messages[1].tool_calls[0].function.arguments"},
+      {call(R"([{"function": {"name": "w", "arguments": "[1]"}}])"),
+       "messages[1].tool_calls[0].function.arguments"},
+      {body(R"(, {"role": "assistant", "content": "a", "refusal": "no"})", ""),
+       "messages[1].refusal"},
+      {body(R"(, {"role": "assistant", "content": "a", "function_call": {}})", ""),
+       "messages[1].function_call"}};
   for (const auto& [text, param] : bad) {
     try {
       parse_chat(text);

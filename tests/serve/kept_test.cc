@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "src/serve/contexts.h"
-#include "src/serve/kept_sessions.h"
-#include "src/serve/service.h"
-#include "tests/support/failing.h"
+#include "src/serve/run/contexts.h"
+#include "src/serve/run/kept_sessions.h"
+#include "src/serve/run/service.h"
 #include "tests/serve/serving.h"
+#include "tests/support/failing.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 

@@ -1,7 +1,7 @@
 // Bodies of requests: what is taken, and what of anybody's bytes is refused, in one line that names
 // the field.
 
-#include "src/serve/request.h"
+#include "src/serve/request/request.h"
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,12 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/text/utf8.h"
-#include "src/serve/echo.h"
-#include "src/serve/guard.h"
-#include "src/serve/problem.h"
-#include "src/serve/response.h"
-#include "src/serve/served_names.h"
-#include "src/serve/token_name.h"
+#include "src/serve/answer/echo.h"
+#include "src/serve/answer/response.h"
+#include "src/serve/answer/token_name.h"
+#include "src/serve/request/guard.h"
+#include "src/serve/request/problem.h"
+#include "src/serve/run/served_names.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/serve/contexts.h"
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/contexts.h"
+#include "src/serve/run/prompt_boundary.h"
 #include "tests/serve/serving.h"
 #include "topkv/error.h"
 

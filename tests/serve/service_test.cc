@@ -1,7 +1,7 @@
 // From requests to answers, on the bundled model: what a request would take is checked, prompts are
 // answered one by one as together, and what is echoed is scored as the model scores it.
 
-#include "src/serve/service.h"
+#include "src/serve/run/service.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/prompt_boundary.h"
 #include "tests/serve/serving.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

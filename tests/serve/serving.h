@@ -8,9 +8,9 @@
 #include <string>
 #include <thread>
 
-#include "src/serve/problem.h"
-#include "src/serve/prompt_boundary.h"
-#include "src/serve/scheduler.h"
+#include "src/serve/request/problem.h"
+#include "src/serve/run/prompt_boundary.h"
+#include "src/serve/run/scheduler.h"
 #include "topkv/model.h"
 
 namespace topkv::serve::test {

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/serve/server.h"
-#include "src/serve/service.h"
+#include "src/serve/http/server.h"
+#include "src/serve/run/service.h"
 #include "tests/serve/serving.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/chat_template.h"

@@ -6,7 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "src/text/regex_syntax.h"
+#include "src/text/pattern/regex_syntax.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/tokenizer.h"

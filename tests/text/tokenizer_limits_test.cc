@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/core/text/utf8.h"
-#include "src/text/byte_allowance.h"
+#include "src/text/tokens/byte_allowance.h"
 #include "tests/support/long_texts.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "src/core/format/serde_number.h"
-#include "src/text/charsmap.h"
+#include "src/text/tokens/charsmap.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/tokenizer.h"

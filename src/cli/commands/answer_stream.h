@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "src/serve/answer_parts.h"
+#include "src/serve/answer/answer_parts.h"
 #include "topkv/generate.h"
 
 namespace topkv::cli {

@@ -9,7 +9,7 @@
 #include "src/cli/terminal/text_layout.h"
 #include "src/core/format/ordered_json.h"
 #include "src/core/text/printable.h"
-#include "src/serve/answer_parts.h"
+#include "src/serve/answer/answer_parts.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

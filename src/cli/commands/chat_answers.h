@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/cli/commands/answer_stream.h"
-#include "src/serve/answer_form.h"
+#include "src/serve/answer/answer_form.h"
 #include "topkv/chat_template.h"
 #include "topkv/generate.h"
 #include "topkv/tokenizer.h"

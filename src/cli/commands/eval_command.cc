@@ -18,7 +18,7 @@
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
 #include "src/eval/report/score_files.h"
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

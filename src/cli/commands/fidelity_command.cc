@@ -29,7 +29,7 @@
 #include "src/eval/report/fidelity_lines.h"
 #include "src/eval/report/report_page.h"
 #include "src/eval/run/fidelity_text.h"
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

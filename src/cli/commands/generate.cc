@@ -32,7 +32,7 @@
 #include "src/core/text/byte_text.h"
 #include "src/core/text/common_tokens.h"
 #include "src/core/text/format_numbers.h"
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 #include "topkv/generation.h"
 

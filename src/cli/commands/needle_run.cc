@@ -13,7 +13,7 @@
 #include "src/core/threads/stopwatch.h"
 #include "src/eval/run/answer.h"
 #include "src/eval/tasks/needle_context.h"
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/prompt_boundary.h"
 
 namespace topkv::cli {
 namespace {

@@ -26,7 +26,7 @@
 #include "src/core/text/format_numbers.h"
 #include "src/eval/report/perplexity_lines.h"
 #include "src/eval/run/retrieval_setting.h"
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

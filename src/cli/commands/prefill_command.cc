@@ -23,7 +23,7 @@
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
 #include "src/core/threads/stopwatch.h"
-#include "src/serve/prompt_boundary.h"
+#include "src/serve/run/prompt_boundary.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 

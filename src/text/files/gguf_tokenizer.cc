@@ -1,0 +1,347 @@
+#include "src/text/files/gguf_tokenizer.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "src/core/format/json_file.h"
+#include "src/core/text/printable.h"
+#include "src/core/text/utf8.h"
+#include "src/text/tokens/vocabulary.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* tokens_key = "tokenizer.ggml.tokens";
+constexpr const char* types_key = "tokenizer.ggml.token_type";
+constexpr const char* pre_key = "tokenizer.ggml.pre";
+
+// Kinds of tokens, as the format numbers them.
+constexpr std::int64_t plain_token = 1;
+constexpr std::int64_t unknown_token = 2;
+constexpr std::int64_t control_token = 3;
+constexpr std::int64_t user_token = 4;
+constexpr std::int64_t unused_token = 5;
+
+/// How text is cut: patterns one after the other, each within the pieces of those before.
+struct Style {
+  std::span<const std::string_view> patterns;  // none: GPT-2's own
+  bool nfc = false;
+  bool ignore_merges = false;  ///< a piece that is a token as a whole becomes that
+  bool add_bos = false;        ///< where the file does not say
+};
+
+// The patterns of the models' own tokenizer.json.
+constexpr std::array<std::string_view, 1> llama3 = {
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+constexpr std::array<std::string_view, 1> qwen2 = {
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+constexpr std::array<std::string_view, 1> tekken = {
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+constexpr std::string_view gpt2 =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::array<std::string_view, 1> plain = {gpt2};
+constexpr std::array<std::string_view, 2> digits = {R"(\p{N})", gpt2};
+// What llama.cpp cuts by where it was told nothing else.
+constexpr std::array<std::string_view, 4> unnamed = {R"([\p{P}\$\+<=>\^~\|]+)", gpt2, R"(\p{N}+)",
+                                                     R"([0-9][0-9][0-9])"};
+
+constexpr Style llama3_style = {llama3, false, true, true};
+constexpr Style qwen2_style = {qwen2, true, false, false};
+constexpr Style tekken_style = {tekken, false, true, true};
+constexpr Style gpt2_style = {plain};
+constexpr Style digits_style = {digits};
+constexpr Style default_style = {unnamed};
+
+struct Named {
+  std::string_view name;
+  const Style* style;
+};
+constexpr std::array<Named, 14> names = {{{"llama-bpe", &llama3_style},
+                                          {"llama3", &llama3_style},
+                                          {"llama-v3", &llama3_style},
+                                          {"qwen2", &qwen2_style},
+                                          {"deepseek-r1-qwen", &qwen2_style},
+                                          {"tekken", &tekken_style},
+                                          {"gpt-2", &gpt2_style},
+                                          {"phi-2", &gpt2_style},
+                                          {"olmo", &gpt2_style},
+                                          {"mpt", &gpt2_style},
+                                          {"smollm", &digits_style},
+                                          {"starcoder", &digits_style},
+                                          {"refact", &digits_style},
+                                          {"default", &default_style}}};
+
+const Style& style_of(const GgufFile& file) {
+  if (!file.has(pre_key)) {
+    throw FileError(fmt::format(
+        "{}: has no {}, which tells how text is cut into words: it was converted by a llama.cpp of "
+        "before May 2024; convert the model again",
+        path_text(file.path()), pre_key));
+  }
+  const std::string name = file.text(pre_key);
+  const auto* const found = std::ranges::find(names, name, &Named::name);
+  if (found != names.end()) return *found->style;
+  std::vector<std::string_view> known;
+  for (const Named& one : names) known.push_back(one.name);
+  file.unsupported(pre_key, fmt::format("{}", fmt::join(known, ", ")));
+}
+
+std::string repeated(std::string_view text, std::size_t times) {
+  std::string all;
+  for (std::size_t i = 0; i < times; ++i) all += text;
+  return all;
+}
+
+class Translator {
+ public:
+  explicit Translator(const GgufFile& file) : file_(file) {}
+
+  GgufTokenizer read() {
+    constexpr const char* model_key = "tokenizer.ggml.model";
+    const std::string kind = file_.text(model_key);
+    if (kind == "llama") return read_pieces();
+    if (kind != "gpt2") {
+      file_.unsupported(model_key,
+                        "\"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece): of this model "
+                        "take a directory with safetensors and a tokenizer.json of these kinds");
+    }
+    const Style& style = style_of(file_);
+    read_tokens();
+    Json model = {{"type", "BPE"}, {"ignore_merges", style.ignore_merges}};
+    model["vocab"] = std::move(vocabulary_);
+    model["merges"] = merges();
+    Json json = {{"added_tokens", std::move(added_)}, {"post_processor", around(style.add_bos)}};
+    if (style.nfc) json["normalizer"] = {{"type", "NFC"}};
+    json["pre_tokenizer"] = cut(style);
+    json["model"] = std::move(model);
+    return {json, {}};
+  }
+
+ private:
+  std::string checked(std::string_view text, const char* key, std::size_t index) const {
+    if (valid_utf8_bytes(text) == text.size()) return std::string(text);
+    throw FileError(fmt::format("{}: {}[{}] is {}; expected UTF-8", path_text(file_.path()), key,
+                                index, shown_bytes(text)));
+  }
+
+  void read_tokens() {
+    texts_ = file_.texts(tokens_key);
+    const auto types = file_.integers(types_key);
+    if (texts_.size() > std::size_t{Vocabulary::max_tokens}) {
+      file_.fail(tokens_key, fmt::format("at most {} tokens", Vocabulary::max_tokens));
+    }
+    if (types.size() != texts_.size()) {
+      file_.fail(types_key, fmt::format("one for each of the {} tokens", texts_.size()));
+    }
+    auto& vocabulary = vocabulary_.get_ref<Json::object_t&>();
+    for (std::size_t i = 0; i < texts_.size(); ++i) {
+      if (types[i] == unused_token) continue;  // a row of the embedding without a token
+      std::string text = checked(texts_[i], tokens_key, i);
+      const bool spaces = is_pieces_ && types[i] == user_token && text.size() > 1 &&
+                          text.find_first_not_of(' ') == std::string::npos;
+      if (spaces) {
+        text = repeated(piece_space, text.size());
+        spaces_.push_back(i);
+      }
+      const auto id = static_cast<std::uint64_t>(i);
+      const auto [place, is_new] = vocabulary.emplace(text, id);
+      if (!is_new) {
+        throw FileError(fmt::format("{}: {}[{}] is {}, as is [{}]; expected each token once",
+                                    path_text(file_.path()), tokens_key, i, shown(Json(text)),
+                                    place->second.get<std::uint64_t>()));
+      }
+      if (spaces) continue;
+      if (types[i] == plain_token) plain_.push_back(i);
+      if (types[i] != control_token && types[i] != user_token && types[i] != unknown_token)
+        continue;
+      added_.push_back({{"content", text},
+                        {"id", id},
+                        {"special", types[i] != user_token},
+                        {"lstrip", false},
+                        {"rstrip", false},
+                        {"normalized", false},
+                        {"single_word", false}});
+    }
+  }
+
+  GgufTokenizer read_pieces() {
+    constexpr const char* scores_key = "tokenizer.ggml.scores";
+    constexpr const char* extra_key = "tokenizer.ggml.remove_extra_whitespaces";
+    if (file_.flag(extra_key, false)) file_.unsupported(extra_key, "spaces as they are");
+    is_pieces_ = true;
+    read_tokens();
+    const auto scores = file_.numbers(scores_key);
+    if (scores.size() != texts_.size()) {
+      file_.fail(scores_key, fmt::format("one for each of the {} tokens", texts_.size()));
+    }
+    GgufTokenizer found;
+    for (const std::size_t i : plain_) {
+      if (!std::isfinite(scores[i])) {
+        throw FileError(fmt::format("{}: {}[{}] is {}; expected finite numbers",
+                                    path_text(file_.path()), scores_key, i, scores[i]));
+      }
+      found.scores[static_cast<Token>(i)] = static_cast<float>(scores[i]);
+    }
+    score_spaces(found.scores);
+    Json normalizers = Json::array();
+    const bool prefix = file_.flag("tokenizer.ggml.add_space_prefix", true);
+    if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", piece_space}});
+    normalizers.push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", piece_space}});
+    Json decoders = Json::array(
+        {{{"type", "Replace"}, {"pattern", {{"String", piece_space}}}, {"content", " "}},
+         {{"type", "ByteFallback"}},
+         {{"type", "Fuse"}}});
+    if (prefix) {
+      decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    }
+    found.json = {{"added_tokens", std::move(added_)},
+                  {"post_processor", around(true)},
+                  {"normalizer", {{"type", "Sequence"}, {"normalizers", normalizers}}},
+                  {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
+                  {"model", {{"type", "BPE"}, {"byte_fallback", true}, {"merges", Json::array()}}}};
+    constexpr const char* unknown_key = "tokenizer.ggml.unknown_token_id";
+    if (file_.has(unknown_key)) {  // for characters of bytes that are no tokens
+      found.json["model"]["unk_token"] = named(unknown_key).first;
+      found.json["model"]["fuse_unk"] = true;
+    }
+    found.json["model"]["vocab"] = std::move(vocabulary_);
+    return found;
+  }
+
+  /// Before all other pieces, in the order of the file: these have no scores of their own.
+  void score_spaces(PieceScores& scores) const {
+    float highest = 0;
+    for (const auto& [token, score] : scores) highest = std::max(highest, score);
+    for (std::size_t i = 0; i < spaces_.size(); ++i) {
+      scores[static_cast<Token>(spaces_[i])] = highest + static_cast<float>(spaces_.size() - i);
+    }
+  }
+
+  Json merges() const {
+    constexpr const char* key = "tokenizer.ggml.merges";
+    const auto lines = file_.texts(key);
+    Json merges = Json::array();
+    for (std::size_t i = 0; i < lines.size(); ++i) merges.push_back(checked(lines[i], key, i));
+    return merges;
+  }
+
+  /// Text and id of a token that the metadata names by its id.
+  std::pair<std::string, std::size_t> named(const char* id_key) const {
+    const auto id = static_cast<std::size_t>(
+        file_.integer(id_key, 0, static_cast<std::int64_t>(texts_.size()) - 1));
+    return {checked(texts_[id], tokens_key, id), id};
+  }
+
+  /// The same, as a piece of a template.
+  Json piece(const char* id_key, Json& tokens) const {
+    const auto [name, id] = named(id_key);
+    tokens[name] = {{"id", name}, {"ids", {id}}};
+    return {{"SpecialToken", {{"id", name}}}};
+  }
+
+  Json around(bool add_bos) const {
+    Json tokens = Json::object();
+    Json single = Json::array();
+    if (file_.flag("tokenizer.ggml.add_bos_token", add_bos)) {
+      single.push_back(piece("tokenizer.ggml.bos_token_id", tokens));
+    }
+    single.push_back({{"Sequence", {{"id", "A"}}}});
+    if (file_.flag("tokenizer.ggml.add_eos_token", false)) {
+      single.push_back(piece("tokenizer.ggml.eos_token_id", tokens));
+    }
+    return {{"type", "TemplateProcessing"}, {"single", single}, {"special_tokens", tokens}};
+  }
+
+  static Json cut(const Style& style) {
+    Json stages = Json::array();
+    for (const std::string_view pattern : style.patterns) {
+      stages.push_back({{"type", "Split"},
+                        {"pattern", {{"Regex", pattern}}},
+                        {"behavior", "Isolated"},
+                        {"invert", false}});
+    }
+    stages.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+    return {{"type", "Sequence"}, {"pretokenizers", stages}};
+  }
+
+  const GgufFile& file_;
+  std::vector<std::string_view> texts_;
+  std::vector<std::size_t> plain_;  // tokens that are neither bytes nor added
+  bool is_pieces_ = false;
+  // Gemma's runs of spaces: pieces, as in its own tokenizer.json, though spelled as text here.
+  std::vector<std::size_t> spaces_;
+  Json vocabulary_ = Json::object();
+  Json added_ = Json::array();
+};
+
+/// A mark that a template writes, such as <|im_start|>, is one token. Some converters call it plain
+/// text, which is cut into other tokens: chats would be answered as if they had no turns. A plain
+/// token that no two others make up comes of no text.
+void check_marks(const GgufFile& file, std::string_view source) {
+  constexpr std::size_t longest = 64;
+  const auto texts = file.texts(tokens_key);
+  const auto types = file.integers(types_key);
+  std::unordered_map<std::string_view, std::size_t> plain;
+  for (std::size_t i = 0; i < std::min(texts.size(), types.size()); ++i)
+    if (types[i] == plain_token) plain.emplace(texts[i], i);
+  for (std::size_t begin = 0; begin < source.size(); ++begin) {
+    if (source[begin] != '<' && source[begin] != '[') continue;
+    const std::string_view rest = source.substr(begin, longest);
+    const std::size_t end = rest.find(source[begin] == '<' ? '>' : ']');
+    if (end == rest.npos) continue;
+    const std::string_view mark = rest.substr(0, end + 1);
+    const auto found = plain.find(mark);
+    if (found == plain.end()) continue;
+    bool is_made = false;
+    for (std::size_t cut = 1; cut < mark.size() && !is_made; ++cut)
+      is_made = plain.contains(mark.substr(0, cut)) && plain.contains(mark.substr(cut));
+    if (is_made) continue;
+    throw FileError(fmt::format(
+        "{}: {}[{}] is {} (plain text) for {}, which the chat template writes and no text becomes; "
+        "expected {} or {}: convert the model again, or set it with the gguf package",
+        path_text(file.path()), types_key, found->second, plain_token, shown_bytes(mark),
+        control_token, user_token));
+  }
+}
+
+}  // namespace
+
+GgufTokenizer tokenizer_of_gguf(const GgufFile& file) { return Translator(file).read(); }
+
+ChatTemplateFiles chat_template_of_gguf(const GgufFile& file) {
+  constexpr const char* key = "tokenizer.chat_template";
+  if (!file.has(key)) {
+    throw FileError(fmt::format(
+        "{}: no chat template here: expected {} in its metadata; a model without one is no chat "
+        "model: give it a plain prompt",
+        path_text(file.path()), key));
+  }
+  ChatTemplateFiles found{path_text(file.path()), file.text(key), {}};
+  if (!file.has(tokens_key)) return found;
+  if (file.has(types_key)) check_marks(file, found.source);
+  const auto texts = file.texts(tokens_key);
+  for (const auto& [name, id_name] : {std::pair{"bos_token", "bos"},
+                                      {"eos_token", "eos"},
+                                      {"unk_token", "unknown"},
+                                      {"pad_token", "padding"}}) {
+    const std::string id_key = fmt::format("tokenizer.ggml.{}_token_id", id_name);
+    if (!file.has(id_key)) continue;
+    const std::int64_t id = file.integer(id_key, 0, static_cast<std::int64_t>(texts.size()) - 1);
+    found.special_tokens[name] = replace_invalid_utf8(texts[static_cast<std::size_t>(id)]);
+  }
+  return found;
+}
+
+}  // namespace topkv
