@@ -6,7 +6,6 @@
 
 #include "index/codes/codes_index.h"
 #include "index/common/index_factory.h"
-#include "index/common/inserting_index.h"
 #include "index/common/none_index.h"
 #include "index/common/spec.h"
 #include "index/exact/exact_index.h"
@@ -96,7 +95,7 @@ std::shared_ptr<const IndexFactory> parse(std::string_view spec) {
 
 IndexSpec::IndexSpec(std::string_view text) : factory_(parse(text)), text_(factory_->text()) {}
 
-bool IndexSpec::grows() const { return factory_->grows(); }
+bool IndexSpec::grows() const { return factory_->traits().grows; }
 
 void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
   if (dim < 1 || keys < 0) {
@@ -107,16 +106,20 @@ void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
   factory_->check(dim, keys);
 }
 
-bool IndexSpec::has_tail() const { return factory_->has_tail(); }
+bool IndexSpec::has_tail() const { return factory_->traits().has_tail; }
 
-bool IndexSpec::has_code_tail() const { return factory_->is_coded() && factory_->has_tail(); }
+bool IndexSpec::has_code_tail() const {
+  return factory_->traits().has_codes && factory_->traits().has_tail;
+}
 
-bool IndexSpec::learns_queries() const { return factory_->learns_queries(); }
+bool IndexSpec::learns_queries() const { return factory_->traits().learns_queries; }
 
-void IndexSpec::check_index() const { factory_->check_index(); }
-
-void IndexFactory::transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const {
-  dynamic_cast<InsertingIndex&>(index).transfer(keys, archive);
+void IndexSpec::check_index() const {
+  if (!factory_->traits().is_tail) return;
+  throw InvalidArgument(
+      fmt::format("index \"{}\": is a tail, which estimates rows and finds none; expected an index "
+                  "such as exact or codes, with {} as its tail",
+                  text_, text_));
 }
 
 std::unique_ptr<KeyIndex> IndexSpec::make() const {

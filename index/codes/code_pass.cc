@@ -137,7 +137,7 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
                               Work& work, std::span<float> thresholds) const {
   std::ranges::fill(thresholds, no_threshold);
   const PositionRange allowed{token.allowed.begin, std::min(token.allowed.end, rows.count())};
-  const std::int64_t keys = allowed.size() - std::ssize(index->rare(allowed));
+  const std::int64_t keys = allowed.size() - std::ssize(index->rare_in(allowed));
   if (wanted >= keys) return;  // all are listed
   const std::int64_t first_block = allowed.begin / code_block;
   const std::int64_t blocks = (allowed.end - 1) / code_block + 1 - first_block;
@@ -218,7 +218,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
     if (range.size() == 0) continue;
     all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
     if (!exact) continue;
-    attend_rows(tokens[t].queries, rows, index->rare(range), scale, own.rare[t].view(), softcap);
+    attend_rows(tokens[t].queries, rows, index->rare_in(range), scale, own.rare[t].view(), softcap);
   }
   if (all.size() == 0) return;
   all.begin = all.begin / code_tile * code_tile;  // so that others' tiles are this token's
@@ -231,7 +231,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   scores.resize(queries * code_tile);
   highs.resize(queries);
   const KeyCoder& keys = index->coder();
-  auto rare = index->rare(all);
+  auto rare = index->rare_in(all);
   constexpr std::int64_t word = 64;
   for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, all.end - at);

@@ -103,7 +103,7 @@ void CodeTail::attend_rare(const Pass& pass, PositionRange range, std::int64_t q
                            Rare& rare) const {
   const auto taken = pass.taken[static_cast<std::size_t>(query)];
   rare.positions.clear();
-  std::ranges::set_difference(index_.rare(range), taken, std::back_inserter(rare.positions));
+  std::ranges::set_difference(index_.rare_in(range), taken, std::back_inserter(rare.positions));
   attend_rows(pass.queries.query(query), rows_, rare.positions, pass.scale, rare.attended.view(),
               pass.softcap);
 }

@@ -36,6 +36,7 @@ class CodeTail final : public RowTail {
               const TailParts& out) const override;
 
   std::int64_t memory() const override;
+  const CodeTail* code_tail() const override { return this; }
 
   const ValueCoder& coder() const { return coder_; }
   const std::uint8_t* codes() const { return codes_.data(); }

@@ -8,9 +8,9 @@
 
 #include "index/codes/code_pass.h"
 #include "index/codes/code_tail.h"
+#include "index/common/index_factory.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
-#include "index/common/tail_factory.h"
 #include "src/core/threads/threads.h"
 #include "topkv/error.h"
 
@@ -24,14 +24,13 @@ std::int64_t units_of(std::int64_t dim) { return (dim + 127) / 128; }
 
 class CodesFactory : public IndexFactory {
  public:
-  explicit CodesFactory(const CodesParams& params) : params_(params) {}
+  explicit CodesFactory(const CodesParams& params)
+      : CodesFactory(params, {.has_tail = params.value_bytes > 0, .has_codes = true}) {}
   std::string text() const override { return params_.text(); }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<CodesIndex>(params_); }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<CodesIndex>(params_); }
   void check(std::int64_t dim, std::int64_t /*keys*/) const override {
     CodeAxes::check(text(), dim);
   }
-  bool has_tail() const override { return params_.value_bytes > 0; }
-  bool is_coded() const override { return true; }
   void build(KeyIndex& index, const KeyView& keys, const Accelerator& accelerator,
              const std::stop_token& stop) const override {
     dynamic_cast<CodesIndex&>(index).build_with(accelerator.encoder, keys, stop);
@@ -39,17 +38,20 @@ class CodesFactory : public IndexFactory {
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
                                      const Accelerator& accelerator,
                                      const std::stop_token& stop) const override {
-    if (!has_tail()) return nullptr;
+    if (!traits().has_tail) return nullptr;
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows,
                                       params_.bits_of_value(rows.dim()), stop, accelerator.encoder);
   }
   std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index, const RowsView& rows,
                                          Archive& archive) const override {
-    if (!has_tail()) return nullptr;
+    if (!traits().has_tail) return nullptr;
     return transfer_codes(tail, index, rows, params_.bits_of_value(rows.dim()), archive);
   }
 
  protected:
+  CodesFactory(const CodesParams& params, const IndexTraits& traits)
+      : IndexFactory(traits), params_(params) {}
+
   static std::unique_ptr<RowTail> transfer_codes(RowTail* tail, const KeyIndex& index,
                                                  const RowsView& rows, std::int64_t bits,
                                                  Archive& archive) {
@@ -66,9 +68,9 @@ class CodesFactory : public IndexFactory {
 
 class MeanFactory final : public CodesFactory {
  public:
-  MeanFactory() : CodesFactory(CodesParams{}) {}
+  MeanFactory()
+      : CodesFactory(CodesParams{}, {.has_tail = true, .is_tail = true, .has_codes = true}) {}
   std::string text() const override { return "mean"; }
-  void check_index() const override { refuse_as_index(text()); }
   bool is_served_by(const KeyIndex& index) const override {
     const auto* codes = dynamic_cast<const CodesIndex*>(&index);
     return codes != nullptr && codes->params().key_bytes == CodesParams{}.key_bytes;

@@ -41,6 +41,7 @@ class CodesIndex final : public ApproximateIndex {
   std::int64_t memory() const override;
   std::int64_t bytes_searched() const override { return memory(); }
   std::string spec() const override { return params_.text(); }
+  const CodesIndex* codes_index() const override { return this; }
 
   const CodesParams& params() const { return params_; }
   const KeyCoder& coder() const { return coder_; }

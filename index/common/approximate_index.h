@@ -22,10 +22,11 @@ class ApproximateIndex : public InsertingIndex {
  public:
   void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
 
-  /// Positions of keys that every search scores exactly, ascending.
-  std::span<const std::int64_t> rare() const { return rare_.positions(); }
-  /// Those of them in a range.
-  std::span<const std::int64_t> rare(PositionRange range) const { return rare_.positions(range); }
+  std::span<const std::int64_t> rare() const final { return rare_.positions(); }
+  /// Returns the positions of rare() in a range.
+  std::span<const std::int64_t> rare_in(PositionRange range) const {
+    return rare_.positions(range);
+  }
 
  protected:
   /// Graphs and lists lose more of the rare keys than codes do. (needle-14m, 64 Ki tokens of noise:

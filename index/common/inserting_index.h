@@ -6,21 +6,21 @@
 #include <cstdint>
 #include <stop_token>
 
+#include "index/common/head_index.h"
 #include "index/common/in_place_keys.h"
 #include "src/core/format/archive.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
 
-class InsertingIndex : public KeyIndex {
+class InsertingIndex : public HeadIndex {
  public:
   void add(const KeyView& keys, const std::stop_token& stop) final;
   void build(const std::stop_token& stop) final;
   std::int64_t inserted() const final { return inserted_.load(std::memory_order_relaxed); }
   std::int64_t size() const final { return keys_.size(); }
 
-  /// IndexFactory::transfer.
-  void transfer(const KeyView& keys, Archive& archive);
+  void transfer(const KeyView& keys, Archive& archive) final;
 
  protected:
   const InPlaceKeys& key_list() const { return keys_; }

@@ -25,10 +25,10 @@ class NoneIndex final : public InsertingIndex {
 };
 
 class NoneFactory final : public IndexFactory {
+ public:
+  NoneFactory() : IndexFactory({.grows = true, .finds = false}) {}
   std::string text() const override { return "none"; }
-  bool grows() const override { return true; }
-  bool finds() const override { return false; }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<NoneIndex>(); }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<NoneIndex>(); }
 };
 
 }  // namespace

@@ -13,6 +13,8 @@
 
 namespace topkv {
 
+class CodeTail;
+
 /// What a tail gives, for each query.
 struct TailParts {
   PartialView estimate;  ///< of the rows that are known by a few bytes; overwritten
@@ -44,6 +46,9 @@ class RowTail {
                       std::span<const std::span<const std::int64_t>> taken,
                       std::span<const float> ceilings, float scale, float softcap,
                       const TailParts& out) const = 0;
+
+  /// Returns this tail if it is made of codes, which a device can scan. Null: it is another tail.
+  virtual const CodeTail* code_tail() const { return nullptr; }
 
   /// Bytes held beyond the rows and the index that it was made with.
   virtual std::int64_t memory() const = 0;

@@ -50,20 +50,16 @@ class RuleBasedIndex : public InsertingIndex {
   void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final {
     search(queries, k, nullptr, result);
   }
-  /// The same with entries that a device chose by the stand-ins for the queries, those of one
-  /// token, as entry_choice says: it ranks these alone, and chooses for itself where they hold too
-  /// few rows that are allowed. Null: it chooses.
+  /// Entries are chosen as entry_choice says.
+  void search_given(const QueryBlock& queries, std::int64_t k, const GivenEntries& given,
+                    SearchResult& result) const final {
+    search(queries, k, &given, result);
+  }
+  /// Searches as search_given does. given: null if the index chooses for itself.
   void search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
               SearchResult& result) const;
 
-  /// What a device needs to choose in its place. REQUIRES: built.
-  virtual StandIns stand_ins() const { return {}; }
-  /// The most that these would be of so many keys, without what they point to.
-  virtual StandIns planned_stand_ins(std::int64_t /*dim*/, std::int64_t /*keys*/) const {
-    return {};
-  }
-  /// Whether all of so many allowed keys are found, so that there is nothing to choose.
-  bool takes_all(std::int64_t allowed, std::int64_t k) const {
+  bool takes_all(std::int64_t allowed, std::int64_t k) const final {
     return allowed <= k && !chooses_fewer();
   }
 

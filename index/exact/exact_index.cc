@@ -254,15 +254,18 @@ void ExactIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult&
   }
 }
 
+void ExactIndex::transfer(const KeyView& keys, Archive& archive) {
+  if (!archive.reading()) return;
+  add(keys, {});
+  build({});
+}
+
 std::shared_ptr<const IndexFactory> exact_factory() {
   class Exact final : public IndexFactory {
+   public:
+    Exact() : IndexFactory({.grows = true}) {}
     std::string text() const override { return "exact"; }
-    bool grows() const override { return true; }
-    /// Keys alone: there is nothing to keep.
-    void transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const override {
-      if (archive.reading()) build(index, keys, {}, {});
-    }
-    std::unique_ptr<KeyIndex> make() const override { return std::make_unique<ExactIndex>(); }
+    std::unique_ptr<HeadIndex> make() const override { return std::make_unique<ExactIndex>(); }
   };
   return std::make_shared<Exact>();
 }

@@ -8,11 +8,12 @@
 
 #include <atomic>
 
+#include "index/common/head_index.h"
 #include "index/common/in_place_keys.h"
 
 namespace topkv {
 
-class ExactIndex final : public KeyIndex {
+class ExactIndex final : public HeadIndex {
  public:
   void add(const KeyView& keys, const std::stop_token&) override;
   void build(const std::stop_token&) override;
@@ -24,6 +25,8 @@ class ExactIndex final : public KeyIndex {
     return size() == 0 ? 0 : size() * vector_bytes(keys_.view().dtype, keys_.view().dim);
   }
   std::string spec() const override { return "exact"; }
+  /// A file keeps nothing: the index has only keys.
+  void transfer(const KeyView& keys, Archive& archive) override;
 
  private:
   InPlaceKeys keys_;

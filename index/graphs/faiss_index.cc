@@ -310,12 +310,12 @@ class FaissIndex final : public ApproximateIndex {
 
 class FaissFactory final : public IndexFactory {
  public:
-  explicit FaissFactory(FaissSpec spec) : spec_(std::move(spec)) {}
+  explicit FaissFactory(FaissSpec spec) : IndexFactory({}), spec_(std::move(spec)) {}
   std::string text() const override { return spec_.text(); }
   void check(std::int64_t dim, std::int64_t keys) const override {
     check_faiss_sizes(spec_, dim, keys);
   }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<FaissIndex>(spec_); }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<FaissIndex>(spec_); }
 
  private:
   FaissSpec spec_;

@@ -111,11 +111,10 @@ class HnswIndex final : public ApproximateIndex {
 
 class HnswFactory final : public IndexFactory {
  public:
-  explicit HnswFactory(const HnswParams& params) : params_(params) {}
+  explicit HnswFactory(const HnswParams& params) : IndexFactory({.grows = true}), params_(params) {}
   std::string text() const override { return params_.text(); }
-  bool grows() const override { return true; }
   void check(std::int64_t, std::int64_t keys) const override { check_count(params_, keys); }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<HnswIndex>(params_); }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<HnswIndex>(params_); }
 
  private:
   HnswParams params_;

@@ -160,11 +160,11 @@ class IvfIndex final : public ApproximateIndex {
 
 class IvfFactory final : public IndexFactory {
  public:
-  explicit IvfFactory(const IvfParams& params) : params_(params) {}
-  std::string text() const override { return params_.text(); }
   /// A group reads the lists that any of its heads would.
-  ChoosesFor chooses_for() const override { return ChoosesFor::group; }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<IvfIndex>(params_); }
+  explicit IvfFactory(const IvfParams& params)
+      : IndexFactory({.chooses_for = ChoosesFor::group}), params_(params) {}
+  std::string text() const override { return params_.text(); }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<IvfIndex>(params_); }
 
  private:
   IvfParams params_;

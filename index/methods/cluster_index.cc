@@ -24,29 +24,27 @@ constexpr std::int64_t clusters_at_a_time = 512;  // that a thread scores
 class RetroinferFactory final : public ClusterFactory {
  public:
   RetroinferFactory(ClusterParams params, bool estimates)
-      : params_(std::move(params)), estimates_(estimates) {}
+      : ClusterFactory({.has_tail = estimates}), params_(std::move(params)) {}
   std::string text() const override { return params_.text; }
-  std::unique_ptr<KeyIndex> make() const override {
+  std::unique_ptr<HeadIndex> make() const override {
     return std::make_unique<ClusterIndex>(params_);
   }
-  bool has_tail() const override { return estimates_; }
   std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index, const RowsView& rows,
                                          Archive& archive) const override {
-    if (!has_tail()) return nullptr;
+    if (!traits().has_tail) return nullptr;
     return transfer_summaries(tail, rows, dynamic_cast<const ClusterIndex&>(index).grouping(),
                               false, archive);
   }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
                                      const Accelerator& /*accelerator*/,
                                      const std::stop_token& stop) const override {
-    if (!has_tail()) return nullptr;
+    if (!traits().has_tail) return nullptr;
     const Grouping clusters = dynamic_cast<const ClusterIndex&>(index).grouping();
     return std::make_unique<SummaryTail>(rows, clusters, false, stop);
   }
 
  private:
   ClusterParams params_;
-  bool estimates_;  // has a tail
 };
 
 }  // namespace

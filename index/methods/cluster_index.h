@@ -104,12 +104,19 @@ class ClusterIndex : public RuleBasedIndex {
 /// Of indices that cluster keys.
 class ClusterFactory : public IndexFactory {
  public:
-  bool ranks_keys() const override { return false; }
-  bool is_clustered() const override { return true; }
   void build(KeyIndex& index, const KeyView& keys, const Accelerator& accelerator,
              const std::stop_token& stop) const override {
     dynamic_cast<ClusterIndex&>(index).build_with(accelerator.clusterer, keys, stop);
   }
+
+ protected:
+  /// Sets the traits that all indices of clusters have in common.
+  explicit ClusterFactory(IndexTraits traits)
+      : IndexFactory([&traits] {
+          traits.ranks_keys = false;
+          traits.has_clusters = true;
+          return traits;
+        }()) {}
 };
 
 /// spec: the whole string; options: what follows the colon. Throws InvalidArgument.

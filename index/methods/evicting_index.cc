@@ -33,11 +33,10 @@ void add_weights(const PrefillQueries& queries, std::int64_t number, const KeyVi
 
 class EvictingFactory final : public IndexFactory {
  public:
-  explicit EvictingFactory(Evicts by) : by_(by) {}
+  explicit EvictingFactory(Evicts by)
+      : IndexFactory({.ranks_keys = false, .learns_queries = true}), by_(by) {}
   std::string text() const override { return by_ == Evicts::h2o ? "h2o" : "tova"; }
-  bool ranks_keys() const override { return false; }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<EvictingIndex>(by_); }
-  bool learns_queries() const override { return true; }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<EvictingIndex>(by_); }
   void learn(KeyIndex& index, const PrefillQueries& queries,
              const std::stop_token& stop) const override {
     dynamic_cast<EvictingIndex&>(index).learn(queries, stop);

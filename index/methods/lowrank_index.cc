@@ -27,13 +27,12 @@ struct LowrankWorkspace {
 
 class LowrankFactory final : public IndexFactory {
  public:
-  explicit LowrankFactory(std::int64_t rank) : rank_(rank) {}
+  explicit LowrankFactory(std::int64_t rank) : IndexFactory({.ranks_keys = false}), rank_(rank) {}
   std::string text() const override { return fmt::format("lowrank:r={}", rank_); }
   void check(std::int64_t dim, std::int64_t /*keys*/) const override {
     CodeAxes::check(text(), dim);
   }
-  bool ranks_keys() const override { return false; }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<LowrankIndex>(rank_); }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<LowrankIndex>(rank_); }
 
  private:
   std::int64_t rank_;

@@ -54,11 +54,10 @@ void split_queries(const float* queries, std::int64_t heads, std::int64_t dim,
 
 class QuestFactory final : public IndexFactory {
  public:
-  explicit QuestFactory(std::int64_t page) : page_(page) {}
+  explicit QuestFactory(std::int64_t page)
+      : IndexFactory({.grows = true, .ranks_keys = false}), page_(page) {}
   std::string text() const override { return fmt::format("quest:page={}", page_); }
-  bool grows() const override { return true; }
-  bool ranks_keys() const override { return false; }
-  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<QuestIndex>(page_); }
+  std::unique_ptr<HeadIndex> make() const override { return std::make_unique<QuestIndex>(page_); }
 
  private:
   std::int64_t page_;

@@ -37,30 +37,31 @@ struct SparqWorkspace {
 
 class SparqFactory final : public IndexFactory {
  public:
+  /// With a tail it does not grow, because the tail is made of all values.
   SparqFactory(std::int64_t components, std::int64_t values)
-      : components_(components), values_(values) {}
+      : IndexFactory({.grows = values == 0,
+                      .ranks_keys = false,
+                      .chooses_for = ChoosesFor::group,
+                      .has_tail = values > 0}),
+        components_(components),
+        values_(values) {}
   std::string text() const override { return text_of(components_, values_); }
-  /// With a tail not: it is made of all values.
-  bool grows() const override { return !has_tail(); }
-  bool has_tail() const override { return values_ > 0; }
   std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index, const RowsView& rows,
                                          Archive& archive) const override {
-    if (!has_tail()) return nullptr;
+    if (!traits().has_tail) return nullptr;
     std::unique_ptr<SparqTail> read;
     if (archive.reading())
       read = std::make_unique<SparqTail>(dynamic_cast<const SparqIndex&>(index), rows);
     (read ? *read : dynamic_cast<SparqTail&>(*tail)).fields(archive);
     return read;
   }
-  bool ranks_keys() const override { return false; }
-  ChoosesFor chooses_for() const override { return ChoosesFor::group; }
-  std::unique_ptr<KeyIndex> make() const override {
+  std::unique_ptr<HeadIndex> make() const override {
     return std::make_unique<SparqIndex>(components_, values_);
   }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
                                      const Accelerator& /*accelerator*/,
                                      const std::stop_token& stop) const override {
-    if (!has_tail()) return nullptr;
+    if (!traits().has_tail) return nullptr;
     return std::make_unique<SparqTail>(dynamic_cast<const SparqIndex&>(index), rows, stop);
   }
 

@@ -66,13 +66,14 @@ void average(const TokenHeads& first, std::int64_t tokens, std::int64_t count, c
 
 class SqueezedFactory final : public ClusterFactory {
  public:
-  explicit SqueezedFactory(const SqueezedParams& params) : params_(params) {}
+  explicit SqueezedFactory(const SqueezedParams& params)
+      : ClusterFactory({.chooses_for = ChoosesFor::question,
+                        .learns_queries = params.sparsity > 0 || params.coarse > 0}),
+        params_(params) {}
   std::string text() const override { return text_of(params_); }
-  ChoosesFor chooses_for() const override { return ChoosesFor::question; }
-  std::unique_ptr<KeyIndex> make() const override {
+  std::unique_ptr<HeadIndex> make() const override {
     return std::make_unique<SqueezedIndex>(params_);
   }
-  bool learns_queries() const override { return params_.sparsity > 0 || params_.coarse > 0; }
   void learn(KeyIndex& index, const PrefillQueries& queries,
              const std::stop_token& /*stop*/) const override {
     dynamic_cast<SqueezedIndex&>(index).learn(queries);

@@ -42,14 +42,14 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
   const bool building = !built->shared && built->keys(1) > 0;
   // For rows that a device can copy quickly, where there are codes to make.
   std::unique_ptr<CodeEncoder> encoder;
-  if (building && spec.factory().is_coded() && segment.store->keeps()) {
+  if (building && spec.factory().traits().has_codes && segment.store->keeps()) {
     try {
       encoder = device.compute()->code_encoder(shape.head_dim);
     } catch (const OutOfMemory&) {  // the host's threads make them
     }
   }
   std::unique_ptr<Clusterer> clusterer;
-  if (building && spec.factory().is_clustered())
+  if (building && spec.factory().traits().has_clusters)
     clusterer = device.compute()->clusterer(shape.head_dim);
   const Accelerator accelerator{encoder.get(), clusterer.get()};
   const OneBlasThread one_blas_thread;  // not put back between the heads
@@ -62,7 +62,7 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
         KeyIndex& index = *layer.heads[head];
         const RowsView rows = segment.rows(i / shape.kv_heads, i % shape.kv_heads);
         if (!built->shared) spec.factory().build(index, rows.keys, accelerator, stop);
-        if (!built->shared && spec.factory().learns_queries()) {
+        if (!built->shared && spec.factory().traits().learns_queries) {
           std::vector<float> gathered;
           std::vector<std::int64_t> positions;
           spec.factory().learn(index, queries_of(segment, shape, i, gathered, positions), stop);
@@ -70,7 +70,7 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
         layer.tails[head] = spec.factory().make_tail(index, rows, accelerator, stop);
       }
     });
-    if (built->shared || !spec.factory().learns_queries()) return;
+    if (built->shared || !spec.factory().traits().learns_queries) return;
     std::vector<KeyIndex*> heads;
     for (const LayerIndex& layer : built->layers) {
       for (const auto& head : layer.heads) heads.push_back(head.get());

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "index/common/index_factory.h"
-#include "index/common/rule_based_index.h"
 #include "index/exact/exact_index.h"
 #include "topkv/error.h"
 
@@ -72,9 +71,9 @@ void Segment::search(const SegmentIndex* index, std::int64_t layer, std::int64_t
   if (std::ranges::none_of(queries.allowed, [](const auto& range) { return range.size() > 0; }))
     return;
   if (index != nullptr) {
-    const KeyIndex& head = *index->layer(layer).heads[static_cast<std::size_t>(kv_head)];
+    const HeadIndex& head = *index->layer(layer).heads[static_cast<std::size_t>(kv_head)];
     if (given == nullptr) return head.search(queries, k, result);
-    return dynamic_cast<const RuleBasedIndex&>(head).search(queries, k, given, result);
+    return head.search_given(queries, k, *given, result);
   }
   ExactIndex in_place;  // holds nothing but where the keys are
   in_place.build({});

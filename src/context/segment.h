@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "index/common/head_index.h"
 #include "index/common/row_tail.h"
 #include "src/context/prefill_query_sample.h"
 #include "src/device/compute_device.h"
@@ -27,7 +28,7 @@ namespace topkv {
 
 /// An index in one layer: [kv_heads]. It is empty for a layer with a sliding window.
 struct LayerIndex {
-  std::vector<std::shared_ptr<KeyIndex>> heads;
+  std::vector<std::shared_ptr<HeadIndex>> heads;
   std::vector<std::unique_ptr<RowTail>> tails;  ///< null if the index has no tail
 };
 

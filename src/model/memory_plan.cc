@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "index/codes/codes_index.h"
+#include "index/common/index_factory.h"
 #include "src/core/memory/memory.h"
 #include "src/device/compute_device.h"
 #include "src/model/model_impl.h"
@@ -59,8 +60,8 @@ CodesParams params_of(const IndexSpec& spec) {
 std::vector<Choice<std::string>> index_choices(const PlanRequest& request, std::int64_t dim) {
   if (request.index) {
     const IndexSpec spec(*request.index);
-    const auto index = spec.make();
-    if (spec.text() != "exact" && dynamic_cast<const CodesIndex*>(index.get()) == nullptr) {
+    spec.check_index();
+    if (spec.text() != "exact" && !spec.factory().traits().has_codes) {
       throw InvalidArgument(
           fmt::format("no plan for the index {}: its memory is known only when it is built; "
                       "expected exact or codes",

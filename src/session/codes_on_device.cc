@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "index/common/index_factory.h"
 #include "src/device/compute_device.h"
 #include "src/device/host/codes.h"
 #include "topkv/session.h"
@@ -20,7 +21,7 @@ constexpr std::int64_t most_scanned = std::int64_t{1} << 30;  // keys: a device 
 bool can_be_scanned(const SegmentIndex& index, std::int64_t most_bytes) {
   for (const LayerIndex& layer : index.layers) {
     for (const auto& head : layer.heads) {
-      const auto* codes = dynamic_cast<const CodesIndex*>(head.get());
+      const auto* codes = head->codes_index();
       if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
           codes->coder().bytes() > most_bytes) {
         return false;
@@ -28,6 +29,11 @@ bool can_be_scanned(const SegmentIndex& index, std::int64_t most_bytes) {
     }
   }
   return true;
+}
+
+/// Returns the tail of a head that is made of codes. Null: there is no tail.
+const CodeTail* code_tail(const LayerIndex& layer, std::size_t head) {
+  return layer.tails[head] ? layer.tails[head]->code_tail() : nullptr;
 }
 
 std::shared_ptr<const DeviceCodes> codes_on_host(const AttentionShape& shape,
@@ -41,8 +47,7 @@ std::shared_ptr<const DeviceCodes> codes_on_host(const AttentionShape& shape,
       HostCodes::Head& head = heads.emplace_back();
       if (layer.heads.empty()) continue;
       const auto at = static_cast<std::size_t>(h);
-      head = {dynamic_cast<const CodesIndex*>(layer.heads[at].get()),
-              dynamic_cast<const CodeTail*>(layer.tails[at].get()), segment.rows(l, h)};
+      head = {layer.heads[at]->codes_index(), code_tail(layer, at), segment.rows(l, h)};
     }
   }
   return std::make_shared<HostCodes>(std::move(heads), shape.kv_heads);
@@ -90,8 +95,7 @@ std::shared_ptr<const DeviceCodes> upload_codes(const Device& device, const Atte
     const auto head = static_cast<std::size_t>(i % shape.kv_heads);
     if (layer.heads.empty()) continue;
     heads[static_cast<std::size_t>(i)] =
-        codes_of(dynamic_cast<const CodesIndex&>(*layer.heads[head]),
-                 dynamic_cast<const CodeTail*>(layer.tails[head].get()),
+        codes_of(*layer.heads[head]->codes_index(), code_tail(layer, head),
                  segment.rows(i / shape.kv_heads, i % shape.kv_heads));
   }
   try {
@@ -123,8 +127,10 @@ bool can_use_scan(const RetrievalOptions& options) {
 
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                std::int64_t tokens, const DeviceSizes& device) {
-  const auto index = IndexSpec(options.index).make();
-  const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
+  const IndexSpec spec(options.index);
+  spec.check_index();
+  const auto index = spec.factory().make();
+  const CodesIndex* codes = index->codes_index();
   if (codes == nullptr || options.host_search || !can_use_scan(options) ||
       !device.scans_codes(shape) || options.dense_layers >= shape.layers || tokens > most_scanned) {
     return 0;

@@ -30,7 +30,7 @@ ChoosesFor together(const SessionCore& session) {
   const bool shared = session.spec.codes || session.options.select_by == SelectBy::group;
   ChoosesFor most = shared ? ChoosesFor::group : ChoosesFor::query;
   for (const SegmentIndex* index : {session.indices[0], session.tail})
-    if (index != nullptr) most = std::max(most, index->spec.factory().chooses_for());
+    if (index != nullptr) most = std::max(most, index->spec.factory().traits().chooses_for);
   return most;
 }
 

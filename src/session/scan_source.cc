@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "index/codes/codes_index.h"
 #include "index/common/scratch.h"
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopwatch.h"
@@ -178,9 +177,8 @@ void ScanSource::measure_recall(Step& step, const TokenQueries& block) {
       const std::int64_t wanted = lists_.rows_wanted(token_of(q), head);
       return wanted > 0 ? wanted : session_.schedule.k(layer);
     };
-    const KeyIndex& index =
-        *session_.indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
-    const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
+    const auto rare =
+        session_.indices[0]->layer(layer).heads[static_cast<std::size_t>(head)]->rare();
     count_recall(
         session_, heads_, layer, head, rows_of,
         [&](std::int64_t q, std::span<const std::int64_t> best, std::vector<std::int64_t>& have) {

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "index/common/index_factory.h"
-#include "index/common/rule_based_index.h"
 #include "index/common/scratch.h"
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopwatch.h"
@@ -24,8 +23,7 @@ void SearchSource::start(std::span<Step> steps) {
   const std::int64_t layer = step.step.layer;
   const std::int64_t rows = session_.schedule.k(layer);
   const PositionRange allowed = session_.between(session_.segments[0], layer, step.queries.first);
-  const auto& index =
-      dynamic_cast<const RuleBasedIndex&>(*session_.indices[0]->layer(layer).heads[0]);
+  const HeadIndex& index = *session_.indices[0]->layer(layer).heads[0];
   if (allowed.size() == 0 || index.takes_all(allowed.size(), rows)) return;
   session_.backend.chooser->choose(layer, allowed, rows);
   chosen_ = true;
@@ -184,7 +182,7 @@ void SearchSource::attend_tail(std::int64_t layer, const TailParts& out) {
   const std::int64_t d = session_.shape.head_dim;
   const float scale = session_.shape.softmax_scale();
   const float softcap = session_.shape.softcap;
-  const bool ranked = session_.indices[0]->spec.factory().ranks_keys();
+  const bool ranked = session_.indices[0]->spec.factory().traits().ranks_keys;
   constexpr float no_ceiling = std::numeric_limits<float>::infinity();
   parallel_for(session_.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {

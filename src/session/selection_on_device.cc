@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "index/common/rule_based_index.h"
+#include "index/common/index_factory.h"
 #include "src/device/compute_device.h"
 #include "src/session/codes_on_device.h"
 
@@ -20,9 +20,7 @@ std::shared_ptr<const DeviceSelection> upload_key_summaries(const Device& device
   std::int64_t entries = 0;
   for (const LayerIndex& layer : index.layers) {
     for (const auto& head : layer.heads) {
-      const auto* choosing = dynamic_cast<const RuleBasedIndex*>(head.get());
-      if (choosing == nullptr) return nullptr;
-      heads.push_back(choosing->stand_ins());
+      heads.push_back(head->stand_ins());
       if (heads.back().kind == StandInKind::none || heads.back().count == 0) return nullptr;
       entries = std::max(entries, heads.back().count);
     }
@@ -40,10 +38,10 @@ std::shared_ptr<const DeviceSelection> upload_key_summaries(const Device& device
 
 std::int64_t device_selection_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                     std::int64_t tokens, const DeviceSizes& device) {
-  const auto index = IndexSpec(options.index).make();
-  const auto* choosing = dynamic_cast<const RuleBasedIndex*>(index.get());
-  if (choosing == nullptr || options.host_search || options.dense_layers >= shape.layers) return 0;
-  const StandIns head = choosing->planned_stand_ins(shape.head_dim, tokens);
+  const IndexSpec spec(options.index);
+  spec.check_index();
+  if (options.host_search || options.dense_layers >= shape.layers) return 0;
+  const StandIns head = spec.factory().make()->planned_stand_ins(shape.head_dim, tokens);
   if (head.kind == StandInKind::none || !device.selects(shape, head.count)) return 0;
   return device.selection_bytes(shape, head);
 }

@@ -51,7 +51,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
       indices{segments[0].find(options.index), nullptr},
       tail(segments[0].find(options.tail)),
       step_times(static_cast<std::size_t>(shape.layers)) {
-  if (indices[0] != nullptr && !indices[0]->spec.factory().finds()) indices[1] = indices[0];
+  if (indices[0] != nullptr && !indices[0]->spec.factory().traits().finds) indices[1] = indices[0];
   own->use_channels(*segments[0].store, context->tokens());
   spec.rows = context->dtype();
   spec.context = segments[0].store;

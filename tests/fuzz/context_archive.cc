@@ -108,9 +108,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const auto index = spec.factory().make();
         Bytes archive(bytes);
         // An index, and its tail behind it.
-        spec.factory().transfer(*index, some_rows().keys, archive);
+        index->transfer(some_rows().keys, archive);
         fuzz::require(index->size() == rows, "an index of other keys");
-        if (spec.factory().finds()) search(*index);
+        if (spec.factory().traits().finds) search(*index);
         const auto tail = spec.factory().transfer_tail(nullptr, *index, some_rows(), archive);
         archive.finish();
         if (tail != nullptr) attend(*tail);

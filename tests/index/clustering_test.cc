@@ -66,7 +66,7 @@ TEST(Clustering, AnIndexHasAllItsLevelsClustered) {
   InOrder clusterer;
   const Accelerator accelerator{nullptr, &clusterer};
   const IndexSpec spec("squeezed:c=10,coarse=2");
-  ASSERT_TRUE(spec.factory().is_clustered());
+  ASSERT_TRUE(spec.factory().traits().has_clusters);
   const auto index = spec.factory().make();
   spec.factory().build(*index, keys(), accelerator, {});
   EXPECT_EQ(clusterer.asked, (std::vector<std::int64_t>{clustered_count, 100}));

@@ -31,8 +31,8 @@ std::vector<std::pair<std::vector<std::int64_t>, std::vector<float>>> found(cons
     for (const PositionRange range : {test::everything, PositionRange{7, index.size() - 3}}) {
       const std::vector<PositionRange> allowed(count, range);
       SearchResult result;
-      index.search({.data = queries.data(), .count = count, .dim = faiss_dim, .allowed = allowed}, k,
-                   result);
+      index.search({.data = queries.data(), .count = count, .dim = faiss_dim, .allowed = allowed},
+                   k, result);
       for (std::int64_t q = 0; q < count; ++q) {
         const auto positions = result.positions(q);
         for (const std::int64_t position : positions) {
@@ -49,7 +49,8 @@ std::vector<std::pair<std::vector<std::int64_t>, std::vector<float>>> found(cons
 }
 
 const test::Keys& some_keys() {
-  static const test::Keys keys = test::make_keys(test::clustered(faiss_rows, faiss_dim, 3), faiss_dim, DType::bf16);
+  static const test::Keys keys =
+      test::make_keys(test::clustered(faiss_rows, faiss_dim, 3), faiss_dim, DType::bf16);
   return keys;
 }
 
@@ -60,22 +61,21 @@ TEST_P(FaissFile, FindsAndGrowsAsBefore) {
   constexpr std::int64_t first = 1200;
   const KeyView keys = some_keys().view(0, first);
   const KeyView more = some_keys().view(first, faiss_rows);
-  const auto index = spec.make();
+  const auto index = spec.factory().make();
   index->add(keys);
   index->build();
-  const std::string bytes = written(spec, *index, keys);
+  const std::string bytes = written(*index, keys);
   const auto again = read(spec, keys, bytes);
   EXPECT_EQ(again->size(), first);
   EXPECT_EQ(again->inserted(), first);
-  EXPECT_TRUE(written(spec, *again, keys) == bytes);
+  EXPECT_TRUE(written(*again, keys) == bytes);
   EXPECT_EQ(found(*again), found(*index));
   EXPECT_LE(again->memory(), index->memory());
   EXPECT_GE(again->memory(), index->memory() / 2);
   index->add(more);
   again->add(more);
   EXPECT_EQ(found(*again), found(*index));
-  EXPECT_TRUE(written(spec, *again, some_keys().view()) ==
-              written(spec, *index, some_keys().view()));
+  EXPECT_TRUE(written(*again, some_keys().view()) == written(*index, some_keys().view()));
 }
 
 // Version 0.1.0 took no mean off the keys.
@@ -83,12 +83,12 @@ TEST_P(FaissFile, OfAnEarlierVersionWhichHasNoMeanFindsAndGrows) {
   const IndexSpec spec(GetParam());
   const std::size_t of_mean = spec.text() == "faiss:Flat" ? 0 : 16 + faiss_dim * 4;
   const KeyView keys = some_keys().view(0, 1200);
-  const auto index = spec.make();
+  const auto index = spec.factory().make();
   index->add(keys);
   index->build();
-  const auto earlier = read(spec, keys, written(spec, *index, keys).substr(of_mean));
+  const auto earlier = read(spec, keys, written(*index, keys).substr(of_mean));
   EXPECT_EQ(found(*earlier), found(*index));
-  const auto again = read(spec, keys, written(spec, *earlier, keys));
+  const auto again = read(spec, keys, written(*earlier, keys));
   earlier->add(some_keys().view(1200, faiss_rows));
   again->add(some_keys().view(1200, faiss_rows));
   EXPECT_EQ(found(*again), found(*earlier));
@@ -97,10 +97,10 @@ TEST_P(FaissFile, OfAnEarlierVersionWhichHasNoMeanFindsAndGrows) {
 TEST_P(FaissFile, IsRefusedWhenItIsCutOffOrLonger) {
   const IndexSpec spec(GetParam());
   const KeyView keys = some_keys().view(0, 300);
-  const auto index = spec.make();
+  const auto index = spec.factory().make();
   index->add(keys);
   index->build();
-  const std::string bytes = written(spec, *index, keys);
+  const std::string bytes = written(*index, keys);
   for (std::size_t size = 0; size < bytes.size(); size += size < 64 ? 1 : 61)
     EXPECT_THROW(read(spec, keys, bytes.substr(0, size)), FileError) << size;
   EXPECT_THROW(read(spec, keys, bytes + '\0'), FileError);
@@ -113,10 +113,10 @@ TEST_P(FaissFile, IsRefusedWhenItIsCutOffOrLonger) {
 TEST_P(FaissFile, MayHoldAnything) {
   const IndexSpec spec(GetParam());
   const KeyView keys = some_keys().view(0, 1200);
-  const auto index = spec.make();
+  const auto index = spec.factory().make();
   index->add(keys);
   index->build();
-  const std::string bytes = written(spec, *index, keys);
+  const std::string bytes = written(*index, keys);
   std::mt19937 random(5);
   int taken = 0;
   int refused = 0;
@@ -160,10 +160,10 @@ class Bytes {
  public:
   Bytes(const std::string& spec, std::int64_t keys)
       : spec_(spec), keys_(some_keys().view(0, keys)) {
-    const auto index = spec_.make();
+    const auto index = spec_.factory().make();
     index->add(keys_);
     index->build();
-    whole_ = written(spec_, *index, keys_);
+    whole_ = written(*index, keys_);
   }
 
   template <class Number>
@@ -295,7 +295,8 @@ TEST(FaissFileOfAGraph, LeadsNowhereElse) {
   file.refused(floors + low, std::uint8_t{2}, "places of links");
   for (const std::int32_t bad : {-1, -2, 200, 1 << 30})
     file.refused(entry, bad, "entry point is not a key of the highest level");
-  file.refused(entry, static_cast<std::int32_t>(low), "entry point is not a key of the highest level");
+  file.refused(entry, static_cast<std::int32_t>(low),
+               "entry point is not a key of the highest level");
   for (const std::int32_t bad : {-2, 200, 1 << 30, -(1 << 30)})
     file.refused(links, bad, "leads to a key that is not on its level");
   // From a floor above the ground to a key that is on the ground alone.

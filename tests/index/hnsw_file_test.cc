@@ -32,8 +32,8 @@ double recall(const KeyIndex& index) {
   return test::check_result(keys, queries, 20, test::search(index, queries, 20));
 }
 
-std::unique_ptr<KeyIndex> graph_of_half(const IndexSpec& spec) {
-  auto index = spec.make();
+std::unique_ptr<HeadIndex> graph_of_half(const IndexSpec& spec) {
+  auto index = spec.factory().make();
   index->add(keys_with_a_mean().view(0, half));
   index->build();
   return index;
@@ -43,9 +43,9 @@ TEST(HnswFile, KeepsTheMeanForKeysThatComeLater) {
   const IndexSpec spec(spec_text);
   const auto index = graph_of_half(spec);
   const KeyView keys = keys_with_a_mean().view(0, half);
-  const std::string bytes = test::written(spec, *index, keys);
+  const std::string bytes = test::written(*index, keys);
   const auto again = test::read(spec, keys, bytes);
-  EXPECT_TRUE(test::written(spec, *again, keys) == bytes);
+  EXPECT_TRUE(test::written(*again, keys) == bytes);
   EXPECT_EQ(recall(*again), recall(*index));
   again->add(keys_with_a_mean().view(half, all));
   index->add(keys_with_a_mean().view(half, all));
@@ -59,14 +59,14 @@ TEST(HnswFile, OfAnEarlierVersionWhichHasNoMeanFindsAndGrows) {
   const auto index = graph_of_half(spec);
   const KeyView keys = keys_with_a_mean().view(0, half);
   const std::size_t of_mean = sizeof(float) + sizeof(std::int64_t) + hnsw_dim * sizeof(float);
-  const std::string earlier = test::written(spec, *index, keys).substr(of_mean);
+  const std::string earlier = test::written(*index, keys).substr(of_mean);
   const auto read = test::read(spec, keys, earlier);
   EXPECT_EQ(recall(*read), recall(*index));
   read->add(keys_with_a_mean().view(half, all));
   EXPECT_EQ(read->size(), all);
   EXPECT_GT(recall(*read), 0.6);
   const KeyView grown = keys_with_a_mean().view(0, all);
-  EXPECT_EQ(recall(*test::read(spec, grown, test::written(spec, *read, grown))), recall(*read));
+  EXPECT_EQ(recall(*test::read(spec, grown, test::written(*read, grown))), recall(*read));
 }
 
 }  // namespace

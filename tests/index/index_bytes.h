@@ -55,18 +55,18 @@ class Read final : public Archive {
 };
 
 /// What an index has learned of its keys, as bytes.
-inline std::string written(const IndexSpec& spec, KeyIndex& index, const KeyView& keys) {
+inline std::string written(HeadIndex& index, const KeyView& keys) {
   Written archive;
-  spec.factory().transfer(index, keys, archive);
+  index.transfer(keys, archive);
   return archive.bytes;
 }
 
 /// An index made of such bytes. Throws FileError.
-inline std::unique_ptr<KeyIndex> read(const IndexSpec& spec, const KeyView& keys,
-                                      const std::string& bytes) {
-  auto index = spec.make();
+inline std::unique_ptr<HeadIndex> read(const IndexSpec& spec, const KeyView& keys,
+                                       const std::string& bytes) {
+  auto index = spec.factory().make();
   Read archive(bytes);
-  spec.factory().transfer(*index, keys, archive);
+  index->transfer(keys, archive);
   archive.finish();
   return index;
 }

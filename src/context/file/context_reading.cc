@@ -244,11 +244,9 @@ void ContextReading::check_finite(const RowStore& store) const {
   }
 }
 
-void ContextReading::read_head(const Section& section, const IndexSpec& spec,
-                               const Segment& segment, KeyIndex& head) {
+void ContextReading::read_head(const Section& section, const Segment& segment, HeadIndex& head) {
   const RowsView rows = segment.rows(section.layer, section.kv_head);
-  read_archive(section,
-               [&](Archive& archive) { spec.factory().transfer(head, rows.keys, archive); });
+  read_archive(section, [&](Archive& archive) { head.transfer(rows.keys, archive); });
 }
 
 std::unique_ptr<RowTail> ContextReading::read_tail(const Section& section, const IndexSpec& spec,
@@ -290,9 +288,9 @@ void ContextReading::read_indices(Segment& segment) {
         const Section& section = *sections[static_cast<std::size_t>(i)];
         SegmentIndex& index = *indices[section.index];
         LayerIndex& layer = index.layers[section.layer];
-        KeyIndex& head = *layer.heads[section.kv_head];
+        HeadIndex& head = *layer.heads[section.kv_head];
         if (kind == SectionKind::index) {
-          read_head(section, index.spec, segment, head);
+          read_head(section, segment, head);
         } else {
           layer.tails[section.kv_head] = read_tail(section, index.spec, segment, head);
         }
@@ -323,7 +321,7 @@ void ContextReading::check_indices(const Segment& segment) {
     parallel_for(std::ssize(sections), 1, [&](std::int64_t begin, std::int64_t end) {
       for (auto h = static_cast<std::size_t>(begin); h < static_cast<std::size_t>(end); ++h) {
         const auto head = described[own].known->factory().make();
-        read_head(*sections[h], *described[own].known, segment, *head);
+        read_head(*sections[h], segment, *head);
         for (const std::size_t i : owners[own].indices) {
           if (!owners[i].tails.empty())
             read_tail(*owners[i].tails[h], *described[i].known, segment, *head);

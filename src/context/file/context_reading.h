@@ -48,8 +48,7 @@ class ContextReading {
   std::vector<Token> read_tokens();
 
   void read_archive(const Section& section, const std::function<void(Archive&)>& take);
-  void read_head(const Section& section, const IndexSpec& spec, const Segment& segment,
-                 KeyIndex& head);
+  void read_head(const Section& section, const Segment& segment, HeadIndex& head);
   std::unique_ptr<RowTail> read_tail(const Section& section, const IndexSpec& spec,
                                      const Segment& segment, const KeyIndex& head);
   void read_indices(Segment& segment);

@@ -171,10 +171,9 @@ class Saving {
       return queries_.fields(section.layer, meta_.tokens, archive);
     const SegmentIndex& index = *segment_.indices[section.index];
     const LayerIndex& layer = index.layer(section.layer);
-    KeyIndex& head = *layer.heads[section.kv_head];
+    HeadIndex& head = *layer.heads[section.kv_head];
     const RowsView rows = segment_.rows(section.layer, section.kv_head);
-    if (section.kind == SectionKind::index)
-      return index.spec.factory().transfer(head, rows.keys, archive);
+    if (section.kind == SectionKind::index) return head.transfer(rows.keys, archive);
     index.spec.factory().transfer_tail(layer.tails[section.kv_head].get(), head, rows, archive);
   }
 
@@ -197,14 +196,14 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
   std::int64_t of_row = 0;  // codes of a key and a value
   std::int64_t axes = 0;    // matrices of a head: most of what a short text takes
   std::set<std::string> seen;
-  std::vector<std::unique_ptr<KeyIndex>> built;
+  std::vector<std::unique_ptr<HeadIndex>> built;
   for (const std::string& text : indices) {
     const IndexSpec spec(text);
     if (!seen.insert(spec.text()).second) continue;
     const auto serves = [&](const auto& other) { return spec.factory().is_served_by(*other); };
     const bool shared = std::ranges::any_of(built, serves);
-    std::unique_ptr<KeyIndex> index = spec.factory().make();
-    if (const auto* codes = dynamic_cast<const CodesIndex*>(index.get())) {
+    std::unique_ptr<HeadIndex> index = spec.factory().make();
+    if (const auto* codes = index->codes_index()) {
       if (!shared) {
         of_row += codes->params().bytes_of_key(shape.head_dim);
         ++axes;
