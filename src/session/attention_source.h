@@ -22,6 +22,9 @@ class AttentionSource {
   /// for each session's source, with the same steps.
   virtual void start(std::span<Step> /*steps*/) {}
 
+  /// Returns the number of the step's tokens that are worked on at a time, because of memory.
+  virtual std::int64_t tokens_at_once(const Step& step) const { return step.queries.tokens; }
+
   /// Merges the attention over these rows into the step's partial, for all tokens of the step. Its
   /// queries are on the host, and the rows of its tokens have joined the session's own.
   virtual void contribute(Step& step) = 0;

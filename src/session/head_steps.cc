@@ -19,7 +19,7 @@ void HeadSteps::copy_queries(std::int64_t layer, std::int64_t head, const TokenQ
   std::iota(step.query_ids.begin(), step.query_ids.end(), 0);
   step.queries.resize(static_cast<std::size_t>(count * d));
   for (auto& allowed : step.allowed) allowed.assign(static_cast<std::size_t>(count), {});
-  const auto searched = std::span(session_.segments).first(session_.searched_segments());
+  const auto searched = std::span(session_.segments).first(session_.searched_segments);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
     const float* q = queries.data + token * queries.token_stride +
@@ -85,7 +85,7 @@ void HeadSteps::attend_selected(std::int64_t layer, std::int64_t tokens, Partial
   });
   for (const HeadStep& step : heads_) {
     for (std::int64_t i = 0; i < step.count(); ++i)
-      session_.stats.rows_retrieved += step.selector.rows(i, session_.searched_segments());
+      session_.stats.rows_retrieved += step.selector.rows(i, session_.searched_segments);
   }
   session_.times(layer).attend += attending.seconds();
 }

@@ -25,8 +25,7 @@ std::int64_t rows_to_code(const SessionCore& session) {
 }  // namespace
 
 bool OwnCodes::due() const {
-  const SessionShape& spec = session_.spec;
-  if (!spec.codes || !spec.tail || spec.has_row_rules) return false;
+  if (!wanted_) return false;
   const std::int64_t rows = rows_to_code(session_);
   const std::int64_t least =
       session_.device.is_cuda() ? least_coded_on_device : least_coded_on_host;

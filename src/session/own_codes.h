@@ -22,7 +22,9 @@ inline std::int64_t least_coded_on_host = 12288;
 /// The codes of the first own rows of a session, in all layers.
 class OwnCodes {
  public:
-  explicit OwnCodes(SessionCore& session) : session_(session) {}
+  /// wanted: the session's own rows are to get codes at all. A rule judges rows as they are, and
+  /// without a tail all own rows are attended.
+  OwnCodes(SessionCore& session, bool wanted) : session_(session), wanted_(wanted) {}
 
   /// Returns the number of first own rows that have codes.
   std::int64_t tokens() const { return tokens_; }
@@ -40,6 +42,7 @@ class OwnCodes {
 
  private:
   SessionCore& session_;
+  bool wanted_;
   std::int64_t tokens_ = 0;
   std::int64_t tried_ = 0;  // own rows before the window when making codes was last tried
   Segment segment_ = {};    // these rows, with their index of codes

@@ -9,7 +9,7 @@ namespace topkv {
 void OwnRowsSource::contribute(Step& step) {
   each_block(step, [&](std::int64_t first, const TokenQueries& block) {
     const PartialView found = step.part(step.found, first, block.tokens);
-    if (session_.spec.codes) attend_between(step.step.layer, block, found);
+    if (between_) attend_between(step.step.layer, block, found);
     attend(step.step.layer, block, found);
   });
 }

@@ -18,11 +18,11 @@ namespace topkv {
 /// window.
 class OwnRowsSource final : public AttentionSource {
  public:
-  OwnRowsSource(SessionCore& session, HeadSteps& heads, const OwnCodes& codes)
-      : session_(session), heads_(heads), codes_(codes) {}
+  /// between: it attends both kinds. A search takes the rows between into its own selection
+  /// (select_between).
+  OwnRowsSource(SessionCore& session, HeadSteps& heads, const OwnCodes& codes, bool between)
+      : session_(session), heads_(heads), codes_(codes), between_(between) {}
 
-  /// Beside a scan it attends both kinds. Beside a search it leaves rows between to the search's
-  /// selection (select_between).
   void contribute(Step& step) override;
 
   /// Merges into `out` the rows that no token of the block has in its window.
@@ -46,6 +46,7 @@ class OwnRowsSource final : public AttentionSource {
   SessionCore& session_;
   HeadSteps& heads_;
   const OwnCodes& codes_;
+  bool between_;
   std::vector<RowSpan> spans_;  // per KV head
   Partial partial_;
 };

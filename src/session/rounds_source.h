@@ -37,6 +37,8 @@ class RoundsSource : public AttentionSource {
   /// Takes the rows of the round before off the counts, for the queries that HeadSteps still has.
   /// rows: the rows of the next round; 0: all.
   virtual void discount(const Round& round, std::int64_t rows) = 0;
+  /// Counts the seconds that a step waited for the partials of its window, and of scans.
+  virtual void count_wait(std::int64_t layer, double seconds) = 0;
   /// With RetrievalOptions::measure_recall: counts what a block's queries were to find, and found.
   virtual void measure_recall(Step& step, const TokenQueries& block) = 0;
 };

@@ -45,14 +45,11 @@ RuledSource::RuledSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& 
       chooses_for_(together(session)) {}
 
 void RuledSource::contribute(Step& step) {
-  const bool scans = session_.spec.codes != nullptr;
   const PartialView exact = [&] {
     const Stopwatch waiting;  // for scans, too, if there are any
     const auto lock = session_.device.compute()->lock();
     const PartialView given = session_.backend.window->partial();
-    StepTimes& times = session_.times(step.step.layer);
-    (scans ? times.search : times.window) += waiting.seconds();
-    if (scans) session_.stats.search_seconds += waiting.seconds();
+    source_.count_wait(step.step.layer, waiting.seconds());
     return given;
   }();
   each_block(step, [&](std::int64_t first, const TokenQueries& block) {
@@ -153,7 +150,7 @@ void RuledSource::keep_unsatisfied(const Round& round, bool own) {
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     HeadStep& step = heads_[head];
     for (const std::int64_t i : step.unsatisfied) {
-      session_.stats.rows_retrieved -= step.selector.rows(i, session_.searched_segments());
+      session_.stats.rows_retrieved -= step.selector.rows(i, session_.searched_segments);
       const std::int64_t at = heads_.place(head, i);
       const PartialView part = round.out.exact.part(at);
       empty(part);

@@ -26,6 +26,9 @@ class RuledSource final : public AttentionSource {
   RuledSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& own, RoundsSource& source);
 
   void start(std::span<Step> steps) override { source_.start(steps); }
+  std::int64_t tokens_at_once(const Step& step) const override {
+    return source_.tokens_at_once(step);
+  }
   void contribute(Step& step) override;
 
  private:

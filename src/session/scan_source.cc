@@ -43,7 +43,7 @@ void ScanSource::start(std::span<Step> steps) {
     const SessionCore& of = *step.session;
     if (!step.searched || step.scan == nullptr || of.indices[0] != session_.indices[0]) continue;
     step.joined = true;
-    const std::int64_t tokens = std::min(step.step.tokens, tokens_at_once(step));
+    const std::int64_t tokens = std::min(step.step.tokens, step.scan->tokens_at_once(step));
     ListJob& job = step.scan->job_;
     job = {.layer = layer,
            .queries = step.queries.part(0, tokens),

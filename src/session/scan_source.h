@@ -30,6 +30,10 @@ class ScanSource final : public RoundsSource {
   void start(std::span<Step> steps) override;
   /// Returns the seconds of the last start that the host scanned. 0: a CUDA device only began.
   double scan_seconds() const { return scan_seconds_; }
+  /// A scan returns little for a token, but its lists have a limit.
+  std::int64_t tokens_at_once(const Step& step) const override {
+    return session_.backend.scanner->scan_tokens(session_.schedule.first(step.step.layer));
+  }
   void contribute(Step& step) override;
 
   void find(Step& step, std::int64_t first, const TokenQueries& block) override;
@@ -37,6 +41,9 @@ class ScanSource final : public RoundsSource {
   void attend_first(const Round& round) override;
   void attend_more(const Round& round, std::int64_t rows) override;
   void discount(const Round& round, std::int64_t rows) override;
+  void count_wait(std::int64_t layer, double seconds) override {
+    session_.count_search(layer, seconds);
+  }
   void measure_recall(Step& step, const TokenQueries& block) override;
 
   /// Returns the job of the last scan.

@@ -12,12 +12,27 @@
 #include "src/session/recall.h"
 
 namespace topkv {
+namespace {
+
+// Memory of the searches of a step: the bytes of one row that was found, in all places until it is
+// attended, and the most bytes at a time.
+constexpr std::int64_t search_bytes = 64;
+constexpr std::int64_t search_memory = std::int64_t{256} << 20;
+
+}  // namespace
+
+/// With a large k, a search returns much.
+std::int64_t SearchSource::tokens_at_once(const Step& step) const {
+  const std::int64_t rows =
+      std::min(session_.schedule.most(step.step.layer), step.queries.first + step.queries.tokens);
+  return std::max<std::int64_t>(1, search_memory / (session_.shape.q_heads * search_bytes * rows));
+}
 
 /// A device chooses for one token of one session: for several an index reads its key summaries
 /// once.
 void SearchSource::start(std::span<Step> steps) {
   chosen_ = false;
-  if (!session_.spec.selection || steps.size() != 1) return;
+  if (session_.backend.chooser == nullptr || steps.size() != 1) return;
   const Step& step = steps[0];
   if (!step.searched || step.step.tokens != 1 || step.session_index >= 0) return;
   const std::int64_t layer = step.step.layer;
@@ -35,14 +50,14 @@ void SearchSource::search_together(std::span<Step> steps) {
     if (first.search == nullptr) continue;
     const SessionCore& one = *first.session;
     const std::int64_t layer = first.step.layer;
-    const std::int64_t room = tokens_at_once(first);
+    const std::int64_t room = first.search->tokens_at_once(first);
     std::int64_t tokens = 0;
     sessions->clear();
     for (Step& step : steps) {
       const SessionCore& of = *step.session;
       if (!step.searched || step.search == nullptr || step.joined ||
           of.indices[0] != one.indices[0] || of.schedule.k(layer) != one.schedule.k(layer) ||
-          tokens + step.step.tokens > std::min(room, tokens_at_once(step))) {
+          tokens + step.step.tokens > std::min(room, step.search->tokens_at_once(step))) {
         continue;
       }
       tokens += step.step.tokens;
@@ -133,7 +148,7 @@ void SearchSource::select(std::int64_t layer, std::int64_t head, const TokenQuer
   } else {
     step.selector.choose(rows);
   }
-  if (session_.attends_own()) own_.select_between(layer, head, queries);
+  if (own_ != nullptr) own_->select_between(layer, head, queries);
 }
 
 void SearchSource::contribute(Step& step) {
@@ -153,7 +168,7 @@ void SearchSource::find(Step& step, std::int64_t /*first*/, const TokenQueries& 
 }
 
 void SearchSource::attend_first(const Round& round) {
-  own_.attend(round.layer(), round.queries, round.out.exact);
+  own_->attend(round.layer(), round.queries, round.out.exact);
   heads_.attend_selected(round.layer(), round.queries.tokens, round.out.exact);
   attend_tail(round.layer(), round.out);
 }
@@ -221,7 +236,7 @@ void SearchSource::measure_recall(Step& step, const TokenQueries& block) {
   const std::int64_t layer = step.step.layer;
   const std::int64_t k = session_.schedule.k(layer);
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
-    if (session_.spec.has_row_rules) heads_.copy_queries(layer, head, block);  // all queries
+    heads_.copy_queries(layer, head, block);  // all queries: rounds of a rule drop some
     const GivenEntries given =
         chosen_ ? session_.backend.chooser->chosen().part(head, session_.shape.kv_heads)
                 : GivenEntries{};

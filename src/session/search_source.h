@@ -17,7 +17,8 @@ namespace topkv {
 /// Search, selection, attention over selected rows, and the tail's estimate by the host.
 class SearchSource final : public RoundsSource {
  public:
-  SearchSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& own)
+  /// own: the source of own rows, which adds rows to the selection. Null: own rows are searched.
+  SearchSource(SessionCore& session, HeadSteps& heads, OwnRowsSource* own)
       : session_(session), heads_(heads), own_(own) {}
 
   /// Searches together for sessions of a step that use the same index with the same k, as far as
@@ -26,6 +27,7 @@ class SearchSource final : public RoundsSource {
 
   /// Has a device begin to choose entries, in a step of one token of one session.
   void start(std::span<Step> steps) override;
+  std::int64_t tokens_at_once(const Step& step) const override;
   void contribute(Step& step) override;
 
   void find(Step& step, std::int64_t first, const TokenQueries& block) override;
@@ -33,6 +35,9 @@ class SearchSource final : public RoundsSource {
   void attend_first(const Round& round) override;
   void attend_more(const Round& round, std::int64_t rows) override;
   void discount(const Round& /*round*/, std::int64_t /*rows*/) override {}
+  void count_wait(std::int64_t layer, double seconds) override {
+    session_.times(layer).window += seconds;
+  }
   void measure_recall(Step& step, const TokenQueries& block) override;
 
  private:
@@ -57,7 +62,7 @@ class SearchSource final : public RoundsSource {
 
   SessionCore& session_;
   HeadSteps& heads_;
-  OwnRowsSource& own_;
+  OwnRowsSource* own_;
   bool chosen_ = false;  // a device chooses entries for this step (EntryChooser::choose)
 };
 

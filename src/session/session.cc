@@ -53,31 +53,29 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
                       const Device& where)
     : core(ctx, *ctx->segment_, std::move(opts), where),
       heads(core),
-      own_codes(core),
+      own_codes(core, core.spec.codes && core.spec.tail && !core.spec.has_row_rules),
       window(core),
-      own_rows(core, heads, own_codes),
+      own_rows(core, heads, own_codes, core.spec.codes != nullptr),
       chunks(core),
       figures_before(static_cast<std::size_t>(core.shape.layers)) {
   const SessionShape& spec = core.spec;
-  RoundsSource* found = nullptr;
   if (spec.codes) {
     scan = std::make_unique<ScanSource>(core, heads, own_rows, own_codes);
-    found = scan.get();
+    beyond = {scan.get(), &own_rows};
   } else {
-    search = std::make_unique<SearchSource>(core, heads, own_rows);
-    found = search.get();
+    search = std::make_unique<SearchSource>(core, heads, spec.tail ? &own_rows : nullptr);
+    if (spec.tail) beyond.push_back(&own_rows);
+    beyond.push_back(search.get());
   }
+  if (spec.tail && !spec.codes) host_estimate = &estimate;
   if (spec.has_row_rules) {
-    ruled = std::make_unique<RuledSource>(core, heads, own_rows, *found);
+    RoundsSource& source = scan ? static_cast<RoundsSource&>(*scan) : *search;
+    ruled = std::make_unique<RuledSource>(core, heads, own_rows, source);
     beyond = {ruled.get()};
-  } else if (spec.codes) {
-    beyond = {found, &own_rows};
-  } else if (spec.tail) {
-    beyond = {&own_rows, found};
-  } else {
-    beyond = {found};
+    host_estimate = &estimate;
   }
-  if (spec.codes && !spec.has_row_rules && core.backend.async != nullptr)
+  // A step under a rule waits for its lists.
+  if (scan && !ruled && core.backend.async != nullptr)
     async_stepper = std::make_unique<AsyncStepper>(core, *scan, own_rows);
 }
 
@@ -87,7 +85,7 @@ Step Session::State::new_step(std::int64_t session_index) {
           .beyond = beyond,
           .scan = scan.get(),
           .search = search.get(),
-          .estimate = core.host_estimates() ? &estimate : nullptr,
+          .estimate = host_estimate,
           .session_index = session_index};
 }
 

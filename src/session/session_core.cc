@@ -87,6 +87,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
       spec.most_entries =
           std::max(spec.most_entries, spec.selection->most_entries(l, schedule.k(l)));
   }
+  searched_segments = segments.size() - (spec.codes || spec.tail ? 1 : 0);
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(spec);
 }

@@ -42,15 +42,6 @@ struct SessionCore {
   bool searches(std::int64_t layer, std::int64_t end) const;
   /// Returns the number of own tokens before the window of the next token, sinks included.
   std::int64_t left_window(std::int64_t layer) const;
-  /// Returns whether all of the session's own rows are attended, except rows with codes. They are
-  /// searched otherwise.
-  bool attends_own() const { return spec.codes != nullptr || spec.tail; }
-  /// Returns the number of segments whose rows are searched, or scanned.
-  std::size_t searched_segments() const { return segments.size() - (attends_own() ? 1 : 0); }
-  /// Returns whether the host makes the tail's estimate and adds it: there is no scan, or a rule
-  /// judges it.
-  bool host_estimates() const { return spec.tail && (!spec.codes || spec.has_row_rules); }
-
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
   void count_search(std::int64_t layer, double seconds);
 
@@ -68,8 +59,11 @@ struct SessionCore {
   AttentionShape shape;
   SessionShape spec;
   RowSchedule schedule;
-  std::shared_ptr<RowStore> own;             // rows of the session's own tokens
-  std::vector<Segment> segments;             // the context's, then the session's own
+  std::shared_ptr<RowStore> own;  // rows of the session's own tokens
+  std::vector<Segment> segments;  // the context's, then the session's own
+  /// The number of first segments whose rows are searched, or scanned. Own rows are not if they are
+  /// all attended.
+  std::size_t searched_segments = 1;
   std::vector<const SegmentIndex*> indices;  // of each segment; null: exact search
   const SegmentIndex* tail;                  // the context's tail; null: none
   DecodeBackend backend;

@@ -16,11 +16,6 @@
 namespace topkv {
 namespace {
 
-// Memory of the searches of a step: the bytes of one row that was found, in all places until it is
-// attended, and the most bytes at a time.
-constexpr std::int64_t search_bytes = 64;
-constexpr std::int64_t search_memory = std::int64_t{256} << 20;
-
 // Sessions whose steps a device is given before threads attend the rows that it lists: enough for a
 // scan of several, few enough that there is something left to begin with meanwhile.
 constexpr std::size_t begun_together = 4;
@@ -136,15 +131,6 @@ void append_rows(const Step& step) {
   of.times(layer).append += watch.seconds();
 }
 
-std::int64_t tokens_at_once(const Step& step) {
-  const SessionCore& of = *step.session;
-  const std::int64_t layer = step.step.layer;
-  if (of.spec.codes) return of.backend.scanner->scan_tokens(of.schedule.first(layer));
-  const std::int64_t rows =
-      std::min(of.schedule.most(layer), step.queries.first + step.queries.tokens);
-  return std::max<std::int64_t>(1, search_memory / (of.shape.q_heads * search_bytes * rows));
-}
-
 void run_step(std::span<Step> steps) {
   ComputeDevice& compute = *steps[0].session->device.compute();
   const Stopwatch whole;
@@ -170,6 +156,9 @@ void run_step(std::span<Step> steps) {
   for (Step& step : steps) {
     if (!step.searched) continue;
     if (step.estimate != nullptr) step.estimate->reset(step.session->shape, step.queries.tokens);
+    step.block_tokens = step.queries.tokens;
+    for (const AttentionSource* source : step.beyond)
+      step.block_tokens = std::min(step.block_tokens, source->tokens_at_once(step));
     for (AttentionSource* source : step.beyond) source->contribute(step);
   }
   lock = compute.lock();

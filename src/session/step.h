@@ -67,6 +67,7 @@ struct Step {
   bool joined = false;     ///< its rows are scanned or searched for, together with other sessions'
   bool async = false;      ///< a thread of the session attends its lists (async_stepper.h)
   int step_id = 0;         ///< with async: AsyncScan::step_id
+  std::int64_t block_tokens = 0;  ///< the tokens that all sources work on at a time, at least 1
   double searching_before = 0;
 
   /// Returns the part of [tokens x q_heads] heads that belongs to `tokens` tokens.
@@ -82,14 +83,11 @@ struct StepBefore {
   StepTimes times = {};  ///< of the layer
 };
 
-/// Returns the number of tokens that are retrieved for at a time. A scan returns little for a
-/// token. With a large k, a search returns much.
-std::int64_t tokens_at_once(const Step& step);
-
-/// Calls use(first, queries) for blocks of at most tokens_at_once tokens, from number `first` on.
+/// Calls use(first, queries) for blocks of at most Step::block_tokens tokens, from number `first`
+/// on.
 template <class Use>
 void each_block(const Step& step, const Use& use) {
-  const std::int64_t tokens = std::min(tokens_at_once(step), step.queries.tokens);
+  const std::int64_t tokens = step.block_tokens;
   for (std::int64_t t = 0; t < step.queries.tokens; t += tokens) {
     check_stop();
     use(t, step.queries.part(t, std::min(tokens, step.queries.tokens - t)));
