@@ -209,7 +209,7 @@ TEST(EvalChart, MethodsWhoseBytesAreNotKnownHaveNoPlaceAmongThese) {
   const std::string svg = eval_svg(table(results), "t", "s");
   expect_well_formed(svg);
   EXPECT_NE(svg.find("hnsw, budget 64, 64: 50.0"), svg.npos);
-  EXPECT_NE(svg.find(">hnsw (what it reads is not known)<"), svg.npos);
+  EXPECT_NE(svg.find(">hnsw (bytes read: unknown)<"), svg.npos);
   EXPECT_NE(svg.find("exact, budget 64, 6.2 KiB: 100.0"), svg.npos);
   // Where none are known there is no such panel.
   EXPECT_EQ(eval_svg(table({graph}), "t", "s").find("bytes read per token"), std::string::npos);

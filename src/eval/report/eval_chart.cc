@@ -8,24 +8,10 @@
 
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
-#include "src/eval/report/chart_layout.h"
-#include "src/eval/report/log_axis.h"
-#include "src/eval/report/series_marks.h"
-#include "src/eval/report/svg.h"
+#include "src/eval/report/chart_writer.h"
 
 namespace topkv {
 namespace {
-
-using chart::first_panel;
-using chart::inset;
-using chart::legend_line;
-using chart::margin;
-using chart::right;
-
-constexpr int left = 64;
-constexpr int between = 36;  // of two panels beside each other
-constexpr int plot_height = 220;
-constexpr int panel_step = plot_height + chart::below_plot;
 
 struct Point {
   std::optional<std::int64_t> budget;
@@ -58,9 +44,9 @@ std::size_t place_of(std::vector<T>& list, const T& item) {
 }
 
 /// All that a picture shows, and its axes.
-class Chart {
+class ScoreChart {
  public:
-  explicit Chart(const ScoreTable& table) {
+  explicit ScoreChart(const ScoreTable& table) {
     // A wider window is rows that are attended, too: how much wider than the smallest.
     double window = std::numeric_limits<double>::infinity();
     for (const ScoreRow& row : table.rows) {
@@ -111,124 +97,103 @@ class Chart {
     while (highest_ > top_) top_ += 100;
   }
 
-  int legend_top() const {
-    return first_panel + panel_step * static_cast<int>(lengths_.size()) - 22;
-  }
   int height() const {
-    return legend_top() + legend_line * static_cast<int>(methods_.size()) + margin;
+    return legend_top() + chart::legend_line * static_cast<int>(methods_.size()) + chart::margin;
   }
   int least_width() const {
     const int more = across_.size() > 1 ? 240 : 0;
-    return left + chart::least_plot_width + more + right;
+    return left + chart::least_plot_width + more + chart::right;
   }
 
-  std::string svg(int width, const std::string& up) {
+  /// up: the title of the scores' axis.
+  void draw(ChartWriter& writer, int width, const std::string& up) const {
     const auto panels = static_cast<int>(across_.size());
-    plot_width_ = (width - left - right - between * (panels - 1)) / panels;
-    std::string text;
-    int top = first_panel;
+    PlotArea area{.y = chart::first_panel,
+                  .width = (width - left - chart::right - between * (panels - 1)) / panels,
+                  .height = plot_height};
     for (const Length& length : lengths_) {
-      text +=
-          fmt::format("<text class='ink' x='{}' y='{}' font-weight='600'>{}, length {}</text>\n",
-                      left, top - 12, svg_escaped(up), format_count(length.length));
-      text += up_ticks(top);
-      int x = left;
+      area.x = left;
+      const std::vector<Tick> scores = score_ticks(area);
+      writer.panel_title(area, fmt::format("{}, length {}", up, format_count(length.length)));
+      writer.tick_labels(area, scores);
       for (const Across& across : across_) {
-        text += frame(across, x, top);
+        writer.axes(area, scores, ticks_of(across, area), across.title);
         for (std::size_t s = 0; s < length.series.size(); ++s) {
-          text += series_svg(across, s, length.series[s], x, top);
+          draw_series(writer, across, s, length.series[s], area);
         }
-        x += plot_width_ + between;
+        area.x += area.width + between;
       }
-      top += panel_step;
+      area.y += panel_step;
     }
-    return text + legend();
+    int y = legend_top();
+    for (std::size_t s = 0; s < methods_.size(); ++s, y += chart::legend_line) {
+      const bool known = std::ranges::find(no_bytes_, methods_[s]) == no_bytes_.end();
+      writer.legend_entry(s, left, y, methods_[s] + (known ? "" : " (bytes read: unknown)"));
+    }
   }
 
  private:
-  double x_of(const Across& across, double value, int x) const {
-    return x + inset + across.axis.at(value) * (plot_width_ - 2 * inset);
-  }
-  double y_of(double value, int top) const { return top + plot_height * (1 - value / top_); }
+  static constexpr int left = 64;
+  static constexpr int between = 36;  // of two panels beside each other
+  static constexpr int plot_height = 220;
+  static constexpr int panel_step = plot_height + chart::below_plot;
 
-  std::string up_ticks(int top) const {
-    std::string text;
+  int legend_top() const {
+    return chart::first_panel + panel_step * static_cast<int>(lengths_.size()) - 22;
+  }
+  double y_of(double value, const PlotArea& area) const {
+    return area.y + area.height * (1 - value / top_);
+  }
+
+  std::vector<Tick> score_ticks(const PlotArea& area) const {
+    std::vector<Tick> ticks;
     for (int tick = 0; tick <= 5; ++tick) {
       const double value = top_ * tick / 5;
-      text += fmt::format("<text class='ink' x='{}' y='{:.1f}' text-anchor='end'>{:g}</text>\n",
-                          left - 8, y_of(value, top) + 4, value);
+      ticks.push_back({y_of(value, area), fmt::format("{:g}", value)});
     }
-    return text;
+    return ticks;
   }
 
-  std::string frame(const Across& across, int x, int top) const {
-    std::string text;
-    for (int tick = 0; tick <= 5; ++tick) {
-      text += fmt::format("<path class='grid' d='M{} {:.1f}h{}'/>\n", x, y_of(top_ * tick / 5, top),
-                          plot_width_);
+  static std::vector<Tick> ticks_of(const Across& across, const PlotArea& area) {
+    std::vector<Tick> ticks;
+    for (const double value : across.axis.ticks) {
+      ticks.push_back({area.across(across.axis, value), across.text(value)});
     }
-    double free_from = x - margin;  // of the labels that are there
-    for (const double tick : across.axis.ticks) {
-      const double at = x_of(across, tick, x);
-      const std::string label = across.text(tick);
-      text += fmt::format("<path class='grid' d='M{:.1f} {}v{}'/>\n", at, top, plot_height);
-      const double half = svg_text_width(label) / 2.0;
-      if (at - half < free_from) continue;
-      free_from = at + half + 4;
-      text += fmt::format("<text class='ink' x='{:.1f}' y='{}' text-anchor='middle'>{}</text>\n",
-                          at, top + plot_height + 18, label);
-    }
-    text += fmt::format("<rect class='frame' x='{}' y='{}' width='{}' height='{}'/>\n", x, top,
-                        plot_width_, plot_height);
-    return text + fmt::format("<text class='faint' x='{}' y='{}' text-anchor='middle'>{}</text>\n",
-                              x + plot_width_ / 2, top + plot_height + 38, across.title);
+    return ticks;
   }
 
-  std::string series_svg(const Across& across, std::size_t s, const std::vector<Point>& points,
-                         int x, int top) const {
-    std::string marks;
+  void draw_series(ChartWriter& writer, const Across& across, std::size_t s,
+                   const std::vector<Point>& points, const PlotArea& area) const {
+    ChartWriter marks;
     std::string path;
     for (const Point& point : points) {
-      const double y = y_of(point.value, top);
+      const double y = y_of(point.value, area);
       const std::optional<double> value = across.of(point);
       if (!point.budget) {
-        path += fmt::format("M{} {:.1f}h{}", x, y, plot_width_);
-        marks += mark_svg(s, value ? x_of(across, *value, x) : x + plot_width_, y,
-                          fmt::format("{}, {}: {:.1f}", methods_[s],
-                                      value ? across.text(*value) : "all rows", point.value));
+        path += fmt::format("M{} {:.1f}h{}", area.x, y, area.width);
+        marks.mark(s, value ? area.across(across.axis, *value) : area.x + area.width, y,
+                   fmt::format("{}, {}: {:.1f}", methods_[s],
+                               value ? across.text(*value) : "all rows", point.value));
         continue;
       }
       if (!value) continue;
-      const double at = x_of(across, *value, x);
-      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", at, y);
-      marks += mark_svg(s, at, y,
-                        fmt::format("{}, budget {}, {}: {:.1f}", methods_[s], *point.budget,
-                                    across.text(*value), point.value));
+      const double x = area.across(across.axis, *value);
+      add_point(path, x, y);
+      marks.mark(s, x, y,
+                 fmt::format("{}, budget {}, {}: {:.1f}", methods_[s], *point.budget,
+                             across.text(*value), point.value));
     }
-    if (path.empty()) return {};
-    return fmt::format("<g class='s{}'>\n<path class='line' d='{}'/>\n{}</g>\n", s % series_colours,
-                       path, marks);
-  }
-
-  std::string legend() const {
-    std::string text;
-    int y = legend_top();
-    for (std::size_t s = 0; s < methods_.size(); ++s, y += legend_line) {
-      text += fmt::format("<g class='s{}'>\n<path class='line' d='M{} {}h32'/>\n",
-                          s % series_colours, left, y);
-      text += mark_svg(s, left + 16, y, "") + "</g>\n";
-      const bool known = std::ranges::find(no_bytes_, methods_[s]) == no_bytes_.end();
-      text += fmt::format("<text class='ink' x='{}' y='{}'>{}{}</text>\n", left + 42, y + 4,
-                          svg_escaped(methods_[s]), known ? "" : " (what it reads is not known)");
-    }
-    return text;
+    if (path.empty()) return;
+    writer.begin_series(s);
+    writer.path("line", path);
+    writer.add(marks);
+    writer.end_series();
   }
 
   std::vector<std::string> methods_;
   std::vector<std::string> no_bytes_;  ///< methods with points that have none
   std::vector<Length> lengths_;
   std::vector<Across> across_;
-  int plot_width_ = 0;
   double highest_ = 0;
   double top_ = 100;
 };
@@ -242,15 +207,16 @@ std::optional<double> charted(const ScoreTable& table, const ScoreRow& row) {
 
 std::string eval_svg(const ScoreTable& table, const std::string& title,
                      const std::string& subtitle) {
-  Chart chart(table);
-  const int text_width = margin + std::max(svg_text_width(title), svg_text_width(subtitle));
-  const int width = std::max(chart.least_width(), text_width);
+  const ScoreChart scores(table);
+  const int text_width = chart::margin + std::max(svg_text_width(title), svg_text_width(subtitle));
+  const int width = std::max(scores.least_width(), text_width);
   const bool characters = table.columns.size() == 1 && counts_characters(table.columns.front());
   const std::string up = characters                  ? "Characters repeated"
                          : table.columns.size() == 1 ? "Score in percent"
                                                      : "Score in percent, mean over tasks";
-  return svg_head(width, chart.height(), title, subtitle, series_style) + chart.svg(width, up) +
-         "</svg>\n";
+  ChartWriter writer;
+  scores.draw(writer, width, up);
+  return writer.document(width, scores.height(), title, subtitle, series_style);
 }
 
 }  // namespace topkv

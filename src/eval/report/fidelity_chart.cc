@@ -9,26 +9,11 @@
 #include <string_view>
 
 #include "src/core/text/byte_text.h"
-#include "src/eval/report/chart_layout.h"
+#include "src/eval/report/chart_writer.h"
 #include "src/eval/report/fidelity_lines.h"
-#include "src/eval/report/log_axis.h"
-#include "src/eval/report/series_marks.h"
-#include "src/eval/report/svg.h"
 
 namespace topkv {
 namespace {
-
-using chart::first_panel;
-using chart::inset;
-using chart::least_plot_width;
-using chart::legend_line;
-using chart::margin;
-using chart::right;
-
-constexpr int left = 92;
-constexpr int plot_height = 250;
-constexpr int low_row = 26;
-constexpr int panel_step = plot_height + chart::below_plot;
 
 /// Settings that differ in k alone, in the order of what they read.
 struct Series {
@@ -76,11 +61,19 @@ struct Box {
   }
 };
 
+/// "8 MiB": a power of two has no need for decimals.
+std::string whole_bytes(double bytes) {
+  std::string text = byte_text(static_cast<std::int64_t>(bytes));
+  if (const std::size_t zero = text.find(".0 "); zero != text.npos) text.erase(zero, 2);
+  return text;
+}
+
 /// One quantity of all settings that have a place.
-class Panel {
+class FidelityPanel {
  public:
-  Panel(const std::vector<Series>& series, double Fidelity::*value, int top, int plot_width)
-      : series_(series), value_(value), top_(top), plot_width_(plot_width) {
+  FidelityPanel(const std::vector<Series>& series, double Fidelity::*value, const PlotArea& area,
+                ChartWriter& writer)
+      : series_(series), value_(value), area_(area), writer_(writer) {
     std::vector<double> bytes, values;
     for (const Series& one : series) {
       for (const Fidelity* point : one.points) {
@@ -93,75 +86,52 @@ class Panel {
     has_low_row_ = std::any_of(values.begin(), values.end(), [&](double v) { return is_low(v); });
   }
 
-  std::string svg(const std::string& title) {
-    text_ = fmt::format("<text class='ink' x='{}' y='{}' font-weight='600'>{}</text>\n", left,
-                        top_ - 12, svg_escaped(title));
+  void draw(const std::string& title) {
+    writer_.panel_title(area_, title);
     draw_axes();
     for (std::size_t s = 0; s < series_.size(); ++s) draw_series(s);
     draw_labels();
-    return text_;
   }
 
  private:
-  int bottom() const { return top_ + plot_height; }
+  static constexpr int low_row = 26;
+
   /// Zero, or far below all that the axis shows.
   bool is_low(double value) const { return !(value >= up_.low); }
-  double x_of(double bytes) const {
-    return left + inset + across_.at(bytes) * (plot_width_ - 2 * inset);
-  }
   double y_of(double value) const {
-    if (is_low(value)) return bottom() - inset;
-    const int low_end = bottom() - inset - (has_low_row_ ? low_row : 0);
-    return low_end - up_.at(value) * (low_end - top_ - inset);
+    if (is_low(value)) return area_.bottom() - chart::inset;
+    const int low_end = area_.bottom() - chart::inset - (has_low_row_ ? low_row : 0);
+    return low_end - up_.at(value) * (low_end - area_.y - chart::inset);
   }
-  double x_of(const Fidelity* point) const { return x_of(static_cast<double>(point->bytes_read)); }
+  double x_of(const Fidelity* point) const {
+    return area_.across(across_, static_cast<double>(point->bytes_read));
+  }
   double y_of(const Fidelity* point) const { return y_of(point->*value_); }
 
-  void draw_tick(double y, const std::string& label) {
-    text_ += fmt::format("<path class='grid' d='M{} {:.1f}h{}'/>\n", left, y, plot_width_);
-    text_ += fmt::format("<text class='ink' x='{}' y='{:.1f}' text-anchor='end'>{}</text>\n",
-                         left - 8, y + 4, svg_escaped(label));
-  }
-
   void draw_axes() {
-    for (const double tick : up_.ticks) draw_tick(y_of(tick), decimal_text(tick));
-    if (has_low_row_) draw_tick(y_of(0.0), "< " + decimal_text(up_.high / most_range));
-    for (const double tick : across_.ticks) {
-      const double x = x_of(tick);
-      text_ += fmt::format("<path class='grid' d='M{:.1f} {}v{}'/>\n", x, top_, plot_height);
-      text_ += fmt::format("<text class='ink' x='{:.1f}' y='{}' text-anchor='middle'>{}</text>\n",
-                           x, bottom() + 18, whole_bytes(tick));
-    }
-    text_ += fmt::format("<rect class='frame' x='{}' y='{}' width='{}' height='{}'/>\n", left, top_,
-                         plot_width_, plot_height);
-    text_ += fmt::format(
-        "<text class='faint' x='{}' y='{}' text-anchor='middle'>bytes read per token</text>\n",
-        left + plot_width_ / 2, bottom() + 38);
-  }
-
-  /// "8 MiB": a power of two has no need for decimals.
-  static std::string whole_bytes(double bytes) {
-    std::string text = byte_text(static_cast<std::int64_t>(bytes));
-    if (const std::size_t zero = text.find(".0 "); zero != text.npos) text.erase(zero, 2);
-    return text;
+    std::vector<Tick> up, across;
+    for (const double tick : up_.ticks) up.push_back({y_of(tick), decimal_text(tick)});
+    if (has_low_row_) up.push_back({y_of(0.0), "< " + decimal_text(up_.high / most_range)});
+    for (const double tick : across_.ticks)
+      across.push_back({area_.across(across_, tick), whole_bytes(tick)});
+    writer_.tick_labels(area_, up);
+    writer_.axes(area_, up, across, "bytes read per token");
   }
 
   void draw_series(std::size_t s) {
     const std::vector<const Fidelity*>& points = series_[s].points;
-    text_ += fmt::format("<g class='s{}'>\n", s % series_colours);
+    writer_.begin_series(s);
     if (points.size() > 1) {
       std::string path;
-      for (const Fidelity* point : points) {
-        path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x_of(point), y_of(point));
-      }
-      text_ += fmt::format("<path class='line' d='{}'/>\n", path);
+      for (const Fidelity* point : points) add_point(path, x_of(point), y_of(point));
+      writer_.path("line", path);
     }
     for (const Fidelity* point : points) {
-      text_ += mark_svg(s, x_of(point), y_of(point),
-                        fmt::format("{}: {:.3g}, {} per token", setting_text(*point),
-                                    point->*value_, byte_text(point->bytes_read)));
+      writer_.mark(s, x_of(point), y_of(point),
+                   fmt::format("{}: {:.3g}, {} per token", setting_text(*point), point->*value_,
+                               byte_text(point->bytes_read)));
     }
-    text_ += "</g>\n";
+    writer_.end_series();
   }
 
   /// Each point's k beside it, where it covers least; none where there is no room.
@@ -214,8 +184,8 @@ class Panel {
     const auto cost = [&](const Box& place) {
       double sum = 0;
       for (const Box& box : taken) sum += box.meets(place) ? box.weight : 0;
-      const bool outside = place.x < left || place.x + place.width > left + plot_width_ ||
-                           place.y < top_ || place.y + place.height > bottom();
+      const bool outside = place.x < area_.x || place.x + place.width > area_.x + area_.width ||
+                           place.y < area_.y || place.y + place.height > area_.bottom();
       return sum + (outside ? 1000 : 0);
     };
     const Box& best =
@@ -223,18 +193,16 @@ class Panel {
                           [&](const Box& a, const Box& b) { return cost(a) < cost(b); });
     if (cost(best) >= Box{}.weight) return;  // on a mark or a label: neither could be read
     taken.push_back(best);
-    text_ +=
-        fmt::format("<text class='ink near' x='{:.1f}' y='{:.1f}' text-anchor='middle'>{}</text>\n",
-                    best.x + best.width / 2, best.y + height - 2.5, svg_escaped(label));
+    writer_.text(best.x + best.width / 2, best.y + height - 2.5, label,
+                 {.anchor = "middle", .classes = "ink near"});
   }
 
   const std::vector<Series>& series_;
   double Fidelity::*value_;
-  int top_;
-  int plot_width_;
+  PlotArea area_;
+  ChartWriter& writer_;
   LogAxis across_, up_;
   bool has_low_row_ = false;
-  std::string text_;
 };
 
 /// What the marks and the figures beside them are, and which settings have no place.
@@ -262,32 +230,28 @@ std::string fidelity_svg(const std::vector<Fidelity>& settings, const std::strin
                          const std::string& subtitle) {
   const std::vector<Series> series = series_of(settings, true);
   const std::vector<std::string> notes = notes_on(settings);
+  constexpr int left = 92;
+  constexpr int plot_height = 250;
   int text_width = std::max(svg_text_width(title), svg_text_width(subtitle));
   for (const std::string& note : notes) text_width = std::max(text_width, svg_text_width(note));
-  const int width = std::max(left + least_plot_width + right, margin + text_width);
-  const int plot_width = width - left - right;
-  const int legend = first_panel + 2 * panel_step - 22;
-  const int height = legend + legend_line * static_cast<int>(series.size() + notes.size()) + 10;
-
-  std::string text = svg_head(width, height, title, subtitle, series_style);
-  text += Panel(series, &Fidelity::error_mean, first_panel, plot_width)
-              .svg("Error of a layer's output, |out - dense| / |dense|, mean");
-  text += Panel(series, &Fidelity::kl_mean, first_panel + panel_step, plot_width)
-              .svg("KL divergence of the next token from dense attention's, nats, mean");
-  int y = legend;
-  for (std::size_t s = 0; s < series.size(); ++s, y += legend_line) {
-    text += fmt::format("<g class='s{}'>\n<path class='line' d='M{} {}h32'/>\n", s % series_colours,
-                        left, y);
-    text += mark_svg(s, left + 16, y, "") + "</g>\n";
-    text += fmt::format("<text class='ink' x='{}' y='{}'>{}</text>\n", left + 42, y + 4,
-                        svg_escaped(series[s].name));
+  const int width =
+      std::max(left + chart::least_plot_width + chart::right, chart::margin + text_width);
+  PlotArea area{left, chart::first_panel, width - left - chart::right, plot_height};
+  ChartWriter writer;
+  FidelityPanel(series, &Fidelity::error_mean, area, writer)
+      .draw("Error of a layer's output, |out - dense| / |dense|, mean");
+  area.y += plot_height + chart::below_plot;
+  FidelityPanel(series, &Fidelity::kl_mean, area, writer)
+      .draw("KL divergence of the next token from dense attention's, nats, mean");
+  int y = area.y + plot_height + chart::below_plot - 22;
+  for (std::size_t s = 0; s < series.size(); ++s, y += chart::legend_line) {
+    writer.legend_entry(s, left, y, series[s].name);
   }
   for (const std::string& note : notes) {
-    text += fmt::format("<text class='faint' x='{}' y='{}'>{}</text>\n", margin, y + 6,
-                        svg_escaped(note));
-    y += legend_line;
+    writer.text(chart::margin, y + 6, note, {.classes = "faint"});
+    y += chart::legend_line;
   }
-  return text + "</svg>\n";
+  return writer.document(width, y + 10, title, subtitle, series_style);
 }
 
 }  // namespace topkv

@@ -7,30 +7,19 @@
 #include <utility>
 
 #include "src/core/text/format_numbers.h"
-#include "src/eval/report/svg.h"
+#include "src/eval/report/chart_writer.h"
 
 namespace topkv {
 namespace {
 
 // Blue and orange are told apart by every kind of colour vision; the marks in the cells do without
 // colour altogether.
-constexpr const char* style = R"(
+constexpr const char* cell_style = R"(
   .found { fill: #2f7ebc } .missed { fill: #f0883e } .open { fill: none; stroke: #9aa4ae; stroke-dasharray: 3 3 }
   .mark { fill: none; stroke: #ffffff; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round }
   @media (prefers-color-scheme: dark) {
     .found { fill: #3b8fd1 } .missed { fill: #d9722b } .open { stroke: #59636e }
   })";
-
-constexpr int left = 84;  // of depths and their title
-constexpr int top = 92;
-constexpr int cell_height = 30;
-constexpr int gap = 3;
-constexpr int panel_gap = 28;     // of panels beside each other
-constexpr int below_panel = 66;   // of lengths and their title, up to the next row of panels
-constexpr int panel_title = 40;   // of two lines
-constexpr int most_width = 1280;  // that panels beside each other take, where one is no wider
-constexpr int right_margin = 24;
-constexpr int widest_cell = 200;
 
 /// Of `panel`, how many cells that were run found their needle: "18 of 20 found".
 std::string found_text(const Grid::Panel& panel) {
@@ -47,9 +36,20 @@ std::string found_text(const Grid::Panel& panel) {
 
 /// One panel, or small ones: as many beside each other as the picture takes, in rows of equal
 /// length.
-struct Layout {
+struct HeatmapLayout {
+  static constexpr int left = 84;  // of depths and their title
+  static constexpr int top = 92;
+  static constexpr int cell_height = 30;
+  static constexpr int gap = 3;
+  static constexpr int panel_gap = 28;     // of panels beside each other
+  static constexpr int below_panel = 66;   // of lengths and their title, up to the next panels
+  static constexpr int panel_title = 40;   // of two lines
+  static constexpr int most_width = 1280;  // that panels beside each other take, if one is no wider
+  static constexpr int right_margin = 24;
+  static constexpr int widest_cell = 200;
+
   /// text_width: of the lines above, which panels fill the width of.
-  Layout(const Grid& grid, int text_width) {
+  HeatmapLayout(const Grid& grid, int text_width) {
     const auto panels = static_cast<int>(grid.panels.size());
     const auto lengths = static_cast<int>(grid.lengths.size());
     named = panels > 1;
@@ -86,67 +86,54 @@ struct Layout {
   int right() const { return left + columns * panel_width + (columns - 1) * panel_gap; }
 };
 
-std::string cell_shape(int x, int y, int width, int height, const std::optional<bool>& found) {
-  std::string text =
-      fmt::format("<rect class='{}' x='{}' y='{}' width='{}' height='{}' rx='3'/>\n",
-                  found.has_value() ? (*found ? "found" : "missed") : "open", x, y, width, height);
+void draw_cell(ChartWriter& writer, int x, int y, int width, int height,
+               const std::optional<bool>& found) {
+  writer.rect(!found.has_value() ? "open" : *found ? "found" : "missed", x, y, width, height, 3);
+  if (!found.has_value()) return;
   const int cx = x + width / 2;
   const int cy = y + height / 2;
-  if (found.has_value() && *found) {
-    text += fmt::format("<path class='mark' d='M{} {}l4 4l7 -8'/>\n", cx - 6, cy);
-  } else if (found.has_value()) {
-    text += fmt::format("<path class='mark' d='M{0} {1}l8 8m0 -8l-8 8'/>\n", cx - 4, cy - 4);
-  }
-  return text;
+  writer.path("mark", *found ? fmt::format("M{} {}l4 4l7 -8", cx - 6, cy)
+                             : fmt::format("M{} {}l8 8m0 -8l-8 8", cx - 4, cy - 4));
 }
 
-std::string panel_svg(const Grid& grid, const Layout& layout, int number) {
+void draw_panel(ChartWriter& writer, const Grid& grid, const HeatmapLayout& layout, int number) {
   const Grid::Panel& panel = grid.panels[static_cast<std::size_t>(number)];
   const int x = layout.x_of(number);
   const int y = layout.y_of(number);
   const int bottom = y + layout.panel_height;
-  std::string text;
+  const int width = layout.cell_width - layout.gap;
   if (layout.named) {
-    text += fmt::format("<text class='ink' x='{}' y='{}' font-weight='600'>{}</text>\n", x, y - 28,
-                        svg_escaped(panel.index));
-    text +=
-        fmt::format("<text class='faint' x='{}' y='{}'>{}</text>\n", x, y - 11, found_text(panel));
+    writer.text(x, y - 28, panel.index, {.bold = true});
+    writer.text(x, y - 11, found_text(panel), {.classes = "faint"});
   }
+  const auto column_x = [&](std::size_t column) {
+    return x + static_cast<int>(column) * layout.cell_width;
+  };
   for (std::size_t row = 0; row < grid.depths.size(); ++row) {
     for (std::size_t column = 0; column < grid.lengths.size(); ++column) {
-      text += cell_shape(x + static_cast<int>(column) * layout.cell_width,
-                         y + static_cast<int>(row) * cell_height, layout.cell_width - gap,
-                         cell_height - gap, panel.found[row][column]);
+      draw_cell(writer, column_x(column), y + static_cast<int>(row) * layout.cell_height, width,
+                layout.cell_height - layout.gap, panel.found[row][column]);
     }
   }
   for (std::size_t column = 0; column < grid.lengths.size(); ++column) {
-    text += fmt::format(
-        "<text class='ink' x='{}' y='{}' text-anchor='middle'>{}</text>\n",
-        x + static_cast<int>(column) * layout.cell_width + (layout.cell_width - gap) / 2,
-        bottom + 17, format_count(grid.lengths[column]));
+    writer.text(column_x(column) + width / 2, bottom + 17, format_count(grid.lengths[column]),
+                {.anchor = "middle"});
   }
-  return text;
 }
 
 /// What all panels of a row share: depths at its left, the title of the lengths below it.
-std::string row_svg(const Grid& grid, const Layout& layout, int row) {
+void draw_row(ChartWriter& writer, const Grid& grid, const HeatmapLayout& layout, int row) {
   const int y = layout.first + row * layout.row_step;
   const int bottom = y + layout.panel_height;
-  std::string text;
   for (std::size_t depth = 0; depth < grid.depths.size(); ++depth) {
-    text += fmt::format("<text class='ink' x='{}' y='{}' text-anchor='end'>{} %</text>\n",
-                        left - 10, y + static_cast<int>(depth) * cell_height + cell_height / 2 + 4,
-                        format_percent(grid.depths[depth]));
+    writer.text(layout.left - 10,
+                y + static_cast<int>(depth) * layout.cell_height + layout.cell_height / 2 + 4,
+                format_percent(grid.depths[depth]) + " %", {.anchor = "end"});
   }
-  text += fmt::format(
-      "<text class='faint' x='{}' y='{}' text-anchor='middle'>context length "
-      "(tokens)</text>\n",
-      left + std::max(layout.right() - left, 130) / 2, bottom + 36);
-  text += fmt::format(
-      "<text class='faint' x='20' y='{0}' text-anchor='middle' "
-      "transform='rotate(-90 20 {0})'>depth of the needle</text>\n",
-      (y + bottom) / 2);
-  return text;
+  writer.text(layout.left + std::max(layout.right() - layout.left, 130) / 2, bottom + 36,
+              "context length (tokens)", {.anchor = "middle", .classes = "faint"});
+  writer.text(chart::margin, (y + bottom) / 2, "depth of the needle",
+              {.anchor = "middle", .classes = "faint", .upwards = true});
 }
 
 bool any_open(const Grid& grid) {
@@ -182,28 +169,27 @@ Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths
 }
 
 std::string svg_heatmap(const Grid& grid, const std::string& title, const std::string& subtitle) {
-  const int text_width = 20 + std::max(svg_text_width(title), svg_text_width(subtitle));
-  const Layout layout(grid, text_width);
-  const int width = std::max(std::max(layout.right(), left + 240) + right_margin, text_width);
-  const int legend =
-      layout.first + layout.row_step * layout.rows - 6 - (layout.named ? panel_title - 14 : 0);
-  const int height = legend + 30;
-
-  std::string text = svg_head(width, height, title, subtitle, style);
-  for (int row = 0; row < layout.rows; ++row) text += row_svg(grid, layout, row);
+  const int text_width = chart::margin + std::max(svg_text_width(title), svg_text_width(subtitle));
+  const HeatmapLayout layout(grid, text_width);
+  const int width =
+      std::max(std::max(layout.right(), layout.left + 240) + layout.right_margin, text_width);
+  const int legend = layout.first + layout.row_step * layout.rows - 6 -
+                     (layout.named ? layout.panel_title - 14 : 0);
+  ChartWriter writer;
+  for (int row = 0; row < layout.rows; ++row) draw_row(writer, grid, layout, row);
   for (int panel = 0; panel < static_cast<int>(grid.panels.size()); ++panel) {
-    text += panel_svg(grid, layout, panel);
+    draw_panel(writer, grid, layout, panel);
   }
-  int x = left;
+  int x = layout.left;
   const auto entry = [&](const std::optional<bool>& found, const char* label, int entry_width) {
-    text += cell_shape(x, legend - 4, 26, 18, found);
-    text += fmt::format("<text class='ink' x='{}' y='{}'>{}</text>\n", x + 34, legend + 10, label);
+    draw_cell(writer, x, legend - 4, 26, 18, found);
+    writer.text(x + 34, legend + 10, label);
     x += entry_width;
   };
   entry(true, "found", 90);
   entry(false, "missed", 100);
   if (any_open(grid)) entry(std::nullopt, "not run", 90);
-  return text + "</svg>\n";
+  return writer.document(width, legend + 30, title, subtitle, cell_style);
 }
 
 }  // namespace topkv

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/eval/report/svg.h"
+#include "src/eval/report/chart_writer.h"
 
 namespace topkv {
 namespace {
