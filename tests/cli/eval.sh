@@ -86,6 +86,8 @@ holds 'questions about files are asked' sh -c '
   "$1" eval -m "$2" --tasks qa --lengths 512 --methods "dense;exact" --budgets 16 --file text.txt \
     --questions asked.jsonl -o qa --prefill window >stdout 2>stderr' - "$topkv" "$model"
 holds 'each by each method' [ "$(wc -l <qa/samples.jsonl)" -eq 4 ]
+holds 'an index serves all questions about one text' [ \
+  "$(sed 's/.*"method":"\([a-z]*\)".*/\1/' qa/samples.jsonl | tr '\n' ' ')" = 'dense dense exact exact ' ]
 holds 'one without answers is kept and not scored' [ "$(grep -c '"references":\[\],.*"score":null,"f1":null' qa/samples.jsonl)" -eq 2 ]
 holds 'one with answers has two scores' grep -q '^dense,512,,[0-9.]*,[0-9.]*,[0-9.]*,0.00,[0-9]*$' qa/summary.csv
 holds 'which are named' grep -q '^method,length,budget,qa,qa_f1,average,rows_per_head,bytes_read$' qa/summary.csv

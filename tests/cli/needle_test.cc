@@ -7,6 +7,7 @@
 #include "src/cli/flags/needle_options.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "tests/support/temp_directory.h"
+#include "topkv/error.h"
 
 namespace topkv::cli {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 TEST(NeedleStyles, AnUnknownStyleNamesTheChoicesAndTheNearest) {
   NeedleFlags flags;
   flags.style = "uuid";
-  EXPECT_EQ(make_plan(flags).task.style(), NeedleStyle::uuid);
+  EXPECT_EQ(make_plan(flags).grid.task.style(), NeedleStyle::uuid);
   flags.style = "numbr";
   expect_error<UsageError>([&] { make_plan(flags); },
                            "--needle: ", {"numbr", "passkey", "did you mean number?"});
@@ -27,11 +28,11 @@ TEST(NeedleHaystacks, AnUnknownOneNamesTheFlagAndTheNearest) {
 
 TEST(NeedleLengths, AreTheContextsOrCountLikeRulers) {
   NeedleFlags flags;
-  EXPECT_EQ(make_plan(flags).context_room(4096, 40), 4096);
+  EXPECT_EQ(make_plan(flags).grid.context_room(4096, 40), 4096);
   flags.ruler_length = true;
-  EXPECT_EQ(make_plan(flags).context_room(4096, 40), 4096 - 40 - 128);
-  expect_error<UsageError>([&] { make_plan(flags).context_room(168, 40); }, "-c: 168 tokens",
-                           {"--ruler-length", "128"});
+  EXPECT_EQ(make_plan(flags).grid.context_room(4096, 40), 4096 - 40 - 128);
+  expect_error<InvalidArgument>([&] { make_plan(flags).grid.context_room(168, 40); },
+                                "-c: 168 tokens", {"--ruler-length", "128"});
 }
 
 TEST(NeedleSettings, AreTheSameInAnySpelling) {

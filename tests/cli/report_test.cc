@@ -32,7 +32,7 @@ TEST(Report, AnswersAreShownOnOneLineEach) {
   EXPECT_EQ(one_line("  a\n\n b\tc ", 40), "a b c");
   EXPECT_EQ(one_line("abcdef", 4), "abc…");
   EXPECT_EQ(one_line("ééééé", 3), "éé…");
-  std::vector<Cell> cells = sample_cells();
+  std::vector<EvalResult> cells = sample_cells();
   cells[0].answer = "line\nbreak";
   const std::string table = answers_table(cells, 200);
   EXPECT_NE(table.find("line break"), std::string::npos) << table;
@@ -41,7 +41,7 @@ TEST(Report, AnswersAreShownOnOneLineEach) {
 }
 
 TEST(Report, WhatWasNotMeasuredIsADash) {
-  std::vector<Cell> cells = sample_cells();
+  std::vector<EvalResult> cells = sample_cells();
   cells.resize(1);
   cells[0].decode_steps = 0;
   const std::string table = summary_table(summarise(cells), 200);
@@ -50,10 +50,11 @@ TEST(Report, WhatWasNotMeasuredIsADash) {
 
 // Every table and picture, at widths that terminals have.
 TEST(Report, NothingIsWiderThanTheTerminal) {
-  std::vector<Cell> cells = sample_cells();
+  std::vector<EvalResult> cells = sample_cells();
   for (std::size_t i = 0; i < 2; ++i)
-    cells[i].index = "faiss:OPQ32_128,IVF65536,PQ32x4fs;nprobe=64";
-  cells[0].value = cells[0].answer = "01234567-89ab-4cde-8f01-23456789abcd and some more";
+    cells[i].method = "faiss:OPQ32_128,IVF65536,PQ32x4fs;nprobe=64";
+  cells[0].answer = "01234567-89ab-4cde-8f01-23456789abcd and some more";
+  cells[0].references = {cells[0].answer};
   for (const std::size_t width : {40U, 80U, 200U}) {
     const Grid grid =
         make_grid(cells, {1, 2, 4, 8, 16, 32, 64, 128, 4096, 32768}, {5, 95}, {"exact", "hnsw"});

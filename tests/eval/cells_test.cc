@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "src/eval/report/summary.h"
+#include "src/eval/run/needle_cells.h"
 #include "tests/support/eval_cells.h"
 
 namespace topkv {
@@ -14,32 +15,33 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 TEST(Cells, SurviveTheWayToJsonAndBack) {
-  Cell cell = cell_at(4096, 12.5, "hnsw:M=16,ef=128", true);
+  EvalResult cell = cell_at(4096, 12.5, "hnsw:M=16,ef=128", true);
   cell.seed = ~std::uint64_t{0};
   cell.answer = "a\"b\\c\n\x01 \xe2\x80\xa6";
   cell.recall = 0.5;
-  const Json json = to_json(cell);
-  EXPECT_EQ(to_json(cell_from_json(Json::parse(json.dump()))), json);
+  const Json json = to_cell(cell);
+  EXPECT_EQ(to_cell(result_from_cell(Json::parse(json.dump()))), json);
   EXPECT_EQ(json.at("prefill_times").at("search"), 3);
   EXPECT_GE(json.size(), 30U);
 }
 
 TEST(Cells, WhatWasNotMeasuredIsNull) {
-  Cell cell = cell_at(4096, 5, "exact", true);
-  cell.decode_tokens_per_second.reset();
-  const Json json = to_json(cell);
+  EvalResult cell = cell_at(4096, 5, "exact", true);
+  cell.decode_steps = 0;
+  const Json json = to_cell(cell);
   EXPECT_TRUE(json.at("recall").is_null());
   EXPECT_TRUE(json.at("decode_tokens_per_second").is_null());
-  const Cell back = cell_from_json(Json::parse(json.dump()));
+  const EvalResult back = result_from_cell(Json::parse(json.dump()));
   EXPECT_FALSE(back.recall.has_value());
-  EXPECT_FALSE(back.decode_tokens_per_second.has_value());
+  EXPECT_FALSE(back.decode_tokens_per_second().has_value());
 }
 
 TEST(Cells, StandInGridOrderWhateverOrderTheyRanIn) {
-  std::vector<Cell> cells = {cell_at(32768, 5, "exact", true), cell_at(4096, 95, "hnsw", true),
-                             cell_at(4096, 95, "exact", true), cell_at(4096, 5, "exact", true)};
+  std::vector<EvalResult> cells = {
+      cell_at(32768, 5, "exact", true), cell_at(4096, 95, "hnsw", true),
+      cell_at(4096, 95, "exact", true), cell_at(4096, 5, "exact", true)};
   cells = in_grid_order(cells, {"hnsw", "exact"});
-  EXPECT_EQ(cells[0].index, "hnsw");
+  EXPECT_EQ(cells[0].method, "hnsw");
   EXPECT_EQ(cells[1].depth, 5);
   EXPECT_EQ(cells[2].depth, 95);
   EXPECT_EQ(cells[3].length, 32768);
@@ -56,24 +58,24 @@ TEST(Summaries, CountPerLengthAndIndex) {
 }
 
 TEST(Summaries, LeaveEmptyWhatWasNotMeasured) {
-  std::vector<Cell> cells = sample_cells();
+  std::vector<EvalResult> cells = sample_cells();
   cells.resize(1);
   cells[0].context_tokens = 4091;
   cells[0].decode_steps = 0;
   const std::string csv = summary_csv(summarise(cells));
   EXPECT_EQ(csv.find("-1"), std::string::npos) << csv;
-  EXPECT_NE(csv.find("\n4096,4091,exact,1,1,1.0000,3000.00,,64.00,,"), std::string::npos) << csv;
+  EXPECT_NE(csv.find("\n4096,4091,exact,1,1,1.0000,4091.00,,64.00,,"), std::string::npos) << csv;
 }
 
 TEST(Summaries, RecallIsTheMeanOfTheCellsThatMeasuredIt) {
-  std::vector<Cell> cells = sample_cells();
+  std::vector<EvalResult> cells = sample_cells();
   cells[0].recall = 0.5;
   EXPECT_DOUBLE_EQ(summarise(cells)[0].recall.value(), 0.5);
   EXPECT_FALSE(summarise(cells)[1].recall.has_value());
 }
 
 TEST(Summaries, CsvQuotesIndexSpecsWithCommas) {
-  std::vector<Cell> cells = {cell_at(4096, 5, "faiss:IVF4,\"x\"", true)};
+  std::vector<EvalResult> cells = {cell_at(4096, 5, "faiss:IVF4,\"x\"", true)};
   cells[0].context_tokens = 4090;
   std::istringstream csv(summary_csv(summarise(cells)));
   std::string heading;

@@ -82,11 +82,11 @@ TEST(Heatmap, PanelsFillTheWidthThatTheTextTakes) {
     return std::stoi(svg.substr(x + 3)) + std::stoi(svg.substr(width + 7));
   };
   const Grid grid = make_grid({sample_cells()[1]}, {sample_cells()[1].length},
-                              {sample_cells()[1].depth}, {sample_cells()[1].index});
+                              {sample_cells()[1].depth.value()}, {sample_cells()[1].method});
   const auto picture = [&](std::size_t letters) {
     return svg_heatmap(grid, "title", std::string(letters, 's'));
   };
-  ASSERT_FALSE(sample_cells()[1].found);
+  ASSERT_FALSE(sample_cells()[1].found());
   EXPECT_GT(right(picture(34)), right(picture(4)));
   EXPECT_NEAR(right(picture(34)), 20 + 34 * 8 - 24, 4);
   EXPECT_EQ(right(picture(300)), right(picture(200)));  // a cell is no banner

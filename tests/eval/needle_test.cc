@@ -9,6 +9,7 @@
 
 #include "src/eval/tasks/haystack.h"
 #include "src/eval/tasks/needle_context.h"
+#include "src/eval/tasks/needle_grid.h"
 #include "src/eval/tasks/needle_task.h"
 #include "src/eval/tasks/word_lists.h"
 #include "tests/support/temp_directory.h"
@@ -303,6 +304,67 @@ TEST(NeedleContext, NeedlesThatAloneAreTooLongAreRefused) {
                              bytes_as_tokens);
       },
       "a context of 300 tokens", {"10 needles", "--depths"});
+}
+
+/// Samples of a grid at depths 5, 50 and 95, of 4096 bytes.
+std::vector<EvalSample> grid_samples(const NeedleGrid& grid) {
+  const EvalTask task = needle_grid_task({bytes_as_tokens, {}}, grid);
+  std::vector<EvalSample> samples;
+  for (std::int64_t number = 0; number < task.most; ++number) {
+    samples.push_back(task.make({4096, 0, number}));
+  }
+  return samples;
+}
+
+NeedleGrid small_grid() {
+  return {.task = NeedleTask(NeedleStyle::number, {}),
+          .depths = {5, 50, 95},
+          .haystack = "generated",
+          .predict = 12,
+          .seed = 7};
+}
+
+TEST(NeedleGrids, AskForEveryNeedleOfOneContext) {
+  const std::vector<EvalSample> samples = grid_samples(small_grid());
+  ASSERT_EQ(samples.size(), 3U);
+  std::int64_t end = 0;
+  for (const EvalSample& sample : samples) {
+    EXPECT_EQ(sample.context, samples.front().context);
+    EXPECT_GE(sample.needle.begin, end);
+    end = sample.needle.end;
+    const std::string needle = text_of(sample.context, sample.needle);
+    EXPECT_NE(needle.find(sample.key), needle.npos) << needle;
+    EXPECT_NE(needle.find(sample.references.front()), needle.npos) << needle;
+    EXPECT_NE(sample.question.find(sample.key), sample.question.npos) << sample.question;
+    EXPECT_EQ(sample.predict, 12);
+    EXPECT_TRUE(sample.one_line);
+  }
+}
+
+TEST(NeedleGrids, ThatAreSeparateHaveAContextOfEachNeedle) {
+  NeedleGrid grid = small_grid();
+  grid.separate = true;
+  const std::vector<EvalSample> samples = grid_samples(grid);
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const std::string text = text_of(samples[i].context);
+    for (std::size_t other = 0; other < samples.size(); ++other) {
+      EXPECT_EQ(text.find(samples[other].key) != text.npos, i == other) << i << " " << other;
+    }
+    EXPECT_NEAR(static_cast<double>(samples[i].needle.begin), 40.96 * grid.depths[i], 200);
+  }
+}
+
+TEST(NeedleGrids, CountLengthsAsContextsOrAsRuler) {
+  NeedleGrid grid = small_grid();
+  const TaskTokens tokens{bytes_as_tokens, {}};
+  const std::int64_t question = grid.question_tokens(tokens);
+  EXPECT_EQ(needle_grid_task(tokens, grid).beyond, question + 12);
+  EXPECT_GT(std::ssize(grid_samples(grid).front().context), 4096 - 200);
+  grid.ruler_length = true;
+  EXPECT_EQ(needle_grid_task(tokens, grid).beyond, 12 - 128);
+  for (const EvalSample& sample : grid_samples(grid)) {
+    EXPECT_LE(std::ssize(sample.context) + std::ssize(sample.question) + 128, 4096);
+  }
 }
 
 }  // namespace

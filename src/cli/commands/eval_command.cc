@@ -15,6 +15,7 @@
 #include "src/cli/terminal/report.h"
 #include "src/cli/terminal/terminal.h"
 #include "src/cli/terminal/text_layout.h"
+#include "src/core/memory/peak_memory.h"
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
 #include "src/eval/report/score_files.h"
@@ -99,6 +100,7 @@ int run_eval(const EvalFlags& flags) {
   for (const Method& method : plan.methods) {
     plan.prefill.keep_queries = plan.prefill.keep_queries || learns_queries(method.options.index);
   }
+  plan.methods_flag = "--methods";
   plan.version = version();
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
@@ -115,9 +117,12 @@ int run_eval(const EvalFlags& flags) {
                                {[&](std::string_view text) { return tokenizer.encode(text); },
                                 serve::beginning_tokens(tokenizer)},
                                settings.sources);
-  EvalRun run(model, plan, directory,
-              {.progress = progress.callback("eval"),
-               .note = [&](const std::string& line) { progress.note(line); }});
+  const ProgressFn report = progress.callback("eval");
+  EvalRun run(
+      model, plan, directory,
+      {.stage = [&](const std::string& /*stage*/,
+                    const Progress& answers) { return [&](const Progress&) { report(answers); }; },
+       .note = [&](const std::string& line) { progress.note(line); }});
   int status = 0;
   try {
     run.check();

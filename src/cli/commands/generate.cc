@@ -29,6 +29,7 @@
 #include "src/cli/terminal/terminal.h"
 #include "src/cli/terminal/text_layout.h"
 #include "src/core/io/files.h"
+#include "src/core/memory/peak_memory.h"
 #include "src/core/text/byte_text.h"
 #include "src/core/text/common_tokens.h"
 #include "src/core/text/format_numbers.h"

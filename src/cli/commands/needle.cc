@@ -9,7 +9,7 @@
 
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
-#include "src/cli/commands/needle_run.h"
+#include "src/cli/flags/needle_options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/profile.h"
 #include "src/cli/terminal/report.h"
@@ -20,6 +20,9 @@
 #include "src/core/text/byte_text.h"
 #include "src/eval/report/heatmap.h"
 #include "src/eval/report/report_page.h"
+#include "src/eval/run/eval_run.h"
+#include "src/eval/run/needle_cells.h"
+#include "src/serve/run/prompt_boundary.h"
 
 namespace topkv::cli {
 namespace {
@@ -45,17 +48,17 @@ std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
   if (const double heat = sampling_options(flags.sampling).temperature; heat > 0) {
     text += fmt::format("; temperature {:g}", heat);
   }
-  if (plan.ruler_length) text += "; lengths as RULER counts them";
-  return fmt::format("{}; haystack {}", text, printable(plan.haystack));
+  if (plan.grid.ruler_length) text += "; lengths as RULER counts them";
+  return fmt::format("{}; haystack {}", text, printable(plan.grid.haystack));
 }
 
-void print_report(const std::vector<Cell>& cells, const Grid& grid, const std::string& settings,
-                  const RunDirectory& directory) {
+void print_report(const std::vector<EvalResult>& cells, const Grid& grid,
+                  const std::string& settings, const EvalDirectory& directory) {
   ForwardTimes prefill;
   ForwardTimes answers;
   std::int64_t peak = 0;
   std::int64_t gpu_peak = 0;
-  for (const Cell& cell : cells) {
+  for (const EvalResult& cell : cells) {
     prefill += cell.prefill_times;
     answers += cell.answer_times;
     peak = std::max(peak, cell.peak_memory_bytes);
@@ -78,26 +81,27 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const std::s
                             printable(directory.file("").parent_path().string())));
 }
 
-std::string score_text(const std::vector<Cell>& cells) {
+std::string score_text(const std::vector<EvalResult>& cells) {
   std::int64_t found = 0;
-  for (const Cell& cell : cells) found += cell.found ? 1 : 0;
+  for (const EvalResult& cell : cells) found += cell.found() ? 1 : 0;
   const double percent =
       cells.empty() ? 0 : 100.0 * static_cast<double>(found) / static_cast<double>(cells.size());
   return fmt::format("{} of {} found ({:.0f} %)", found, cells.size(), percent);
 }
 
-void print_score(const std::vector<Cell>& cells, std::int64_t not_run) {
+void print_score(const std::vector<EvalResult>& cells, std::int64_t not_run) {
   std::string text = score_text(cells);
   if (not_run > 0) text += fmt::format(", {} cells not run", not_run);
   fmt::print("{}", labelled("score", text, line_width(stdout)));
 }
 
 // Shows all that the directory holds, of this run and earlier ones.
-void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory& directory) {
+void finish(const NeedleFlags& flags, const NeedlePlan& plan, const EvalDirectory& directory,
+            std::int64_t missing) {
   const auto indices = directory.configuration().at("kv_index").get<std::vector<std::string>>();
   const auto lengths = directory.configuration().at("lengths").get<std::vector<std::int64_t>>();
-  const std::vector<Cell> cells = in_grid_order(directory.cells(), indices);
-  const Grid grid = make_grid(cells, lengths, plan.depths, indices);
+  const std::vector<EvalResult> cells = in_grid_order(directory.results(), indices);
+  const Grid grid = make_grid(cells, lengths, plan.grid.depths, indices);
   const std::string settings = settings_line(flags, plan, indices);
   write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
   const std::string title = fmt::format("Needles found by {}", model_name(flags.model));
@@ -112,13 +116,61 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory
            .parts = {{"Summary", summary_of(summarise(cells))}, {"Answers", answers_of(cells)}}},
           directory.configuration()));
   if (flags.json) {
-    for (const Cell& cell : cells) {
-      fmt::print("{}\n", to_json(cell).dump(-1, ' ', false, Json::error_handler_t::replace));
+    for (const EvalResult& cell : cells) {
+      fmt::print("{}\n", to_cell(cell).dump(-1, ' ', false, Json::error_handler_t::replace));
     }
     return;
   }
   print_report(cells, grid, settings, directory);
-  print_score(cells, missing_cells(plan, directory));
+  print_score(cells, missing);
+}
+
+/// The grid as an evaluation: one task, and a method for each index.
+EvalPlan eval_plan(const NeedleFlags& flags, const NeedlePlan& plan, const Model& model,
+                   const TaskTokens& tokens) {
+  EvalPlan eval{.tasks = {needle_grid_task(tokens, plan.grid)},
+                .lengths = plan.lengths,
+                .all_questions = true,
+                .seed = plan.grid.seed,
+                .prefill = prefill_options(flags.prefill, flags.retrieval),
+                .sampling = sampling_options(flags.sampling),
+                .recall = flags.recall,
+                .methods_flag = "--kv-index",
+                .version = version()};
+  const std::int64_t layers = model.config().attention.layers;
+  for (const std::string& index : plan.indices) {
+    eval.methods.push_back({.name = index,
+                            .options = retrieval_options(flags.retrieval, layers, index, 1),
+                            .budgets = false,
+                            .topk = flags.retrieval.k});
+    if (model.device().is_cuda() && IndexSpec(index).grows()) {
+      eval.prefill.indices.push_back(index);
+    }
+  }
+  return eval;
+}
+
+/// Steps of all sessions that decoded one token.
+struct Profile {
+  std::vector<StepTimes> layers;
+  std::int64_t steps = 0;
+  double seconds = 0;
+
+  void add(const Session& session, const Answer& answer) {
+    add_difference(layers, session.step_times(), answer.before_decoding);
+    steps += answer.result.steps;
+    seconds += answer.result.decode_seconds;
+  }
+};
+
+void note_cells_there(const EvalDirectory& directory, const NeedlePlan& plan, std::int64_t missing,
+                      ProgressBar& progress) {
+  const std::int64_t total =
+      std::ssize(plan.lengths) * std::ssize(plan.grid.depths) * std::ssize(plan.indices);
+  if (missing == total) return;
+  progress.note(fmt::format("{}: {} of {} cells are there already",
+                            printable(directory.file("").parent_path().string()), total - missing,
+                            total));
 }
 
 int run_needle(NeedleFlags flags) {
@@ -126,29 +178,43 @@ int run_needle(NeedleFlags flags) {
   NeedlePlan plan = make_plan(flags);
   const ModelConfig config = check_model(flags.model, flags.retrieval);
   plan.indices = flags.retrieval.indices;
-  check_rows(config.attention, plan.lengths.back() + plan.predict + 1,
+  check_rows(config.attention, plan.lengths.back() + plan.grid.predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
   const Json settings = configuration(flags, plan, threads.threads(), device.name());
-  RunDirectory directory(
-      flags.output.empty() ? default_directory(settings) : std::filesystem::path(flags.output),
-      settings, flags.fresh);
+  EvalDirectory directory(flags.output.empty() ? default_eval_directory(settings, cells_format())
+                                               : std::filesystem::path(flags.output),
+                          settings, flags.fresh, cells_format());
   for (std::string& index : plan.indices) {
     index = spelled_in(directory.configuration().at("kv_index"), index);
   }
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   check_indices(device, config.attention, flags.retrieval, plan.lengths.back());
+  const TaskTokens tokens{[&](std::string_view text) { return model.tokenizer().encode(text); },
+                          serve::beginning_tokens(model.tokenizer())};
+  const EvalPlan eval = eval_plan(flags, plan, model, tokens);
+  // Recall is measured in a second session beside the first.
+  check_rows(config.attention,
+             plan.lengths.back() + eval.tasks.front().beyond + 1 +
+                 (flags.recall ? plan.grid.question_tokens(tokens) + 1 : 0),
+             eval.prefill);
+  Profile profile;
+  EvalRun run(model, eval, directory,
+              {.stage = [&](const std::string& stage,
+                            const Progress& /*answers*/) { return progress.callback(stage); },
+               .answered = [&](const Session& session,
+                               const Answer& answer) { profile.add(session, answer); }});
   int status = 0;
   try {
-    NeedleRun run(model, flags, plan, directory, progress);
+    note_cells_there(directory, plan, run.missing(), progress);
+    run.check();
     run.run();
     if (flags.profile) {
-      std::fputs(profile_table(run.profile().layers, run.profile().steps, run.profile().seconds,
-                               line_width(stderr))
-                     .c_str(),
-                 stderr);
+      std::fputs(
+          profile_table(profile.layers, profile.steps, profile.seconds, line_width(stderr)).c_str(),
+          stderr);
     }
   } catch (const Interrupted&) {
     progress.note("interrupted: run the same command again to continue");
@@ -156,7 +222,7 @@ int run_needle(NeedleFlags flags) {
   }
   progress.finish();
   if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
-  if (status == 0 || !directory.cells().empty()) finish(flags, plan, directory);
+  if (status == 0 || !directory.results().empty()) finish(flags, plan, directory, run.missing());
   return status;
 }
 

@@ -56,16 +56,6 @@ void add_flags(CLI::App& command, NeedleFlags& flags) {
   command.add_flag("--json", flags.json);
 }
 
-std::int64_t NeedlePlan::context_room(std::int64_t length, std::int64_t question_tokens) const {
-  if (!ruler_length) return length;
-  const std::int64_t room = length - question_tokens - ruler_answer_tokens;
-  if (room > 0) return room;
-  throw UsageError(
-      fmt::format("-c: {} tokens leave no room for the context, with --ruler-length, a question of "
-                  "{} tokens and {} for the answer; use a longer -c",
-                  length, question_tokens, ruler_answer_tokens));
-}
-
 NeedlePlan make_plan(const NeedleFlags& flags) {
   check_flags(flags.model);
   check_flags(flags.retrieval);
@@ -82,19 +72,19 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
     check_utf8("--answer", custom.answer);
     style = NeedleStyle::custom;
   }
-  NeedlePlan plan{parse_counts("-c", flags.lengths),
-                  {},
-                  parse_depths("--depths", flags.depths),
-                  NeedleTask(style, custom),
-                  flags.haystack,
-                  flags.separate,
-                  flags.ruler_length,
-                  0,
-                  parse_seed("--seed", flags.sampling.seed)};
+  const NeedleTask task(style, custom);
+  NeedlePlan plan{.lengths = parse_counts("-c", flags.lengths),
+                  .indices = {},
+                  .grid = {.task = task,
+                           .depths = parse_depths("--depths", flags.depths),
+                           .haystack = flags.haystack,
+                           .separate = flags.separate || task.one_per_context(),
+                           .ruler_length = flags.ruler_length,
+                           .predict = flags.sampling.predict.empty()
+                                          ? task.default_predict()
+                                          : parse_count("-n", flags.sampling.predict),
+                           .seed = parse_seed("--seed", flags.sampling.seed)}};
   std::sort(plan.lengths.begin(), plan.lengths.end());
-  plan.separate = flags.separate || plan.task.one_per_context();
-  plan.predict = flags.sampling.predict.empty() ? plan.task.default_predict()
-                                                : parse_count("-n", flags.sampling.predict);
   check_haystack_flag(flags.haystack);
   if (!flags.output.empty()) {
     check_output_directory(flags.output,
@@ -107,25 +97,26 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
 Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads,
                    const std::string& device) {
   // "64" and "064" are one setting; schedules stay as they were given.
+  const NeedleGrid& grid = plan.grid;
   const TopK k = TopK::parse(flags.retrieval.k);
   const std::span<const std::string> names = haystack_names();
-  const bool named = std::find(names.begin(), names.end(), plan.haystack) != names.end();
+  const bool named = std::find(names.begin(), names.end(), grid.haystack) != names.end();
   const SamplingOptions sampling = sampling_options(flags.sampling);
   Json json;
   json["version"] = version();
   json["model"] = absolute_path(flags.model.directory);
   json["lengths"] = plan.lengths;
-  json["depths"] = plan.depths;
-  json["haystack"] = named ? plan.haystack : absolute_path(plan.haystack);
-  json["needle"] = plan.task.style() == NeedleStyle::custom ? "custom" : flags.style;
-  if (plan.task.style() == NeedleStyle::custom) {
+  json["depths"] = grid.depths;
+  json["haystack"] = named ? grid.haystack : absolute_path(grid.haystack);
+  json["needle"] = grid.task.style() == NeedleStyle::custom ? "custom" : flags.style;
+  if (grid.task.style() == NeedleStyle::custom) {
     json["needle_text"] = flags.custom.text;
     json["question"] = flags.custom.question;
     json["answer"] = flags.custom.answer;
   }
-  json["ruler_length"] = plan.ruler_length;
-  json["separate"] = plan.separate;
-  json["predict"] = plan.predict;
+  json["ruler_length"] = grid.ruler_length;
+  json["separate"] = grid.separate;
+  json["predict"] = grid.predict;
   json["kv_index"] = plan.indices;
   json["kv_topk"] =
       k.schedule == TopK::Schedule::same ? std::to_string(k.value) : flags.retrieval.k;

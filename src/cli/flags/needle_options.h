@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/cli/flags/options.h"
-#include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/needle_grid.h"
 
 namespace CLI {
 class App;
@@ -30,7 +30,7 @@ struct NeedleFlags {
   bool profile = false;
   bool fresh = false;
   bool json = false;
-  std::string output;  ///< empty: default_directory
+  std::string output;  ///< empty: default_eval_directory
 };
 
 /// Registers all flags of the command.
@@ -40,21 +40,8 @@ void add_flags(CLI::App& command, NeedleFlags& flags);
 struct NeedlePlan {
   std::vector<std::int64_t> lengths;  ///< ascending
   std::vector<std::string> indices;   ///< specs, in the order given; at first none
-  std::vector<double> depths;         ///< ascending
-  NeedleTask task;
-  std::string haystack;
-  bool separate = false;      ///< one context per needle
-  bool ruler_length = false;  ///< lengths count the question and RULER's answer
-  std::int64_t predict = 0;
-  std::uint64_t seed = 0;
-
-  /// Tokens of a context, of a length as -c has it, for a question of so many tokens. Throws
-  /// UsageError when none are left.
-  std::int64_t context_room(std::int64_t length, std::int64_t question_tokens) const;
+  NeedleGrid grid;
 };
-
-/// What RULER reserves for the answer to a question about a needle.
-inline constexpr std::int64_t ruler_answer_tokens = 128;
 
 /// Throws UsageError for flags that cannot be meant, whatever the model.
 NeedlePlan make_plan(const NeedleFlags& flags);

@@ -360,12 +360,6 @@ std::string model_name(const ModelFlags& flags) {
   return printable(path.filename().empty() ? path.string() : path.filename().string());
 }
 
-std::int64_t peak_memory_bytes() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;  // Linux counts KiB
-}
-
 std::string version() { return TOPKV_VERSION; }
 
 }  // namespace topkv::cli

@@ -151,9 +151,6 @@ class ThreadLimit {
 /// The model as people name it: by its directory, or its name in Hugging Face's cache folder.
 std::string model_name(const ModelFlags& flags);
 
-/// Most memory that the process has held so far.
-std::int64_t peak_memory_bytes();
-
 /// The version of topkv.
 std::string version();
 

@@ -13,9 +13,9 @@
 namespace topkv::cli {
 namespace {
 
-bool several_indices(const std::vector<Cell>& cells) {
+bool several_indices(const std::vector<EvalResult>& cells) {
   return std::any_of(cells.begin(), cells.end(),
-                     [&](const Cell& cell) { return cell.index != cells.front().index; });
+                     [&](const EvalResult& cell) { return cell.method != cells.front().method; });
 }
 
 std::string or_dash(bool known, const std::string& text) { return known ? text : "-"; }
@@ -97,12 +97,12 @@ std::string format_table(ResultTable table, const TableFit& fit) {
   return text;
 }
 
-ResultTable answers_of(const std::vector<Cell>& cells) {
+ResultTable answers_of(const std::vector<EvalResult>& cells) {
   ResultTable table = {{"context", "depth"}, {}, {true, true}};
   if (cells.empty()) return table;
   const bool with_index = several_indices(cells);
-  const bool with_key =
-      std::any_of(cells.begin(), cells.end(), [](const Cell& cell) { return !cell.key.empty(); });
+  const bool with_key = std::any_of(cells.begin(), cells.end(),
+                                    [](const EvalResult& cell) { return !cell.key.empty(); });
   constexpr std::size_t widest = 40;
   const auto column = [&](const char* heading, bool right_aligned) {
     table.headings.emplace_back(heading);
@@ -114,20 +114,20 @@ ResultTable answers_of(const std::vector<Cell>& cells) {
   column("answer", false);
   column("found", false);
   column("tokens/s", true);
-  for (const Cell& cell : cells) {
-    Row row = {format_count(cell.length), format_percent(cell.depth) + " %"};
-    if (with_index) row.push_back(one_line(cell.index, widest));
+  for (const EvalResult& cell : cells) {
+    Row row = {format_count(cell.length), format_percent(cell.depth.value()) + " %"};
+    if (with_index) row.push_back(one_line(cell.method, widest));
     if (with_key) row.push_back(cell.key);
-    row.push_back(one_line(cell.value, widest));
+    row.push_back(one_line(cell.references.front(), widest));
     row.push_back(one_line(cell.answer, widest));
-    row.emplace_back(cell.found ? "yes" : "no");
-    row.push_back(format_rate(cell.decode_tokens_per_second.value_or(0)));
+    row.emplace_back(cell.found() ? "yes" : "no");
+    row.push_back(format_rate(cell.decode_tokens_per_second().value_or(0)));
     table.rows.push_back(std::move(row));
   }
   return table;
 }
 
-std::string answers_table(const std::vector<Cell>& cells, std::size_t width) {
+std::string answers_table(const std::vector<EvalResult>& cells, std::size_t width) {
   if (cells.empty()) return {};
   ResultTable table = answers_of(cells);
   const std::size_t expected = table.headings.size() - 4;

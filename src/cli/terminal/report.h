@@ -7,7 +7,7 @@
 
 #include "src/eval/report/report_page.h"
 #include "src/eval/report/summary.h"
-#include "src/eval/run/needle_result.h"
+#include "src/eval/run/eval_result.h"
 
 namespace topkv::cli {
 
@@ -24,8 +24,8 @@ struct TableFit {
 std::string format_table(ResultTable table, const TableFit& fit = {});
 
 /// One row per cell: what was asked, expected and answered. Cells in grid order.
-ResultTable answers_of(const std::vector<Cell>& cells);
-std::string answers_table(const std::vector<Cell>& cells, std::size_t width);
+ResultTable answers_of(const std::vector<EvalResult>& cells);
+std::string answers_table(const std::vector<EvalResult>& cells, std::size_t width);
 
 ResultTable summary_of(const std::vector<Summary>& summaries);
 std::string summary_table(const std::vector<Summary>& summaries, std::size_t width);

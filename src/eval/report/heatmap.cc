@@ -147,7 +147,7 @@ bool any_open(const Grid& grid) {
 
 }  // namespace
 
-Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths,
+Grid make_grid(const std::vector<EvalResult>& cells, std::vector<std::int64_t> lengths,
                std::vector<double> depths, const std::vector<std::string>& indices) {
   Grid grid{std::move(lengths), std::move(depths), {}};
   std::sort(grid.lengths.begin(), grid.lengths.end());
@@ -156,12 +156,13 @@ Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths
     Grid::Panel panel{index, {}};
     panel.found.assign(grid.depths.size(),
                        std::vector<std::optional<bool>>(grid.lengths.size(), std::nullopt));
-    for (const Cell& cell : cells) {
+    for (const EvalResult& cell : cells) {
       const auto row = std::find(grid.depths.begin(), grid.depths.end(), cell.depth);
       const auto column = std::find(grid.lengths.begin(), grid.lengths.end(), cell.length);
-      if (cell.index != index || row == grid.depths.end() || column == grid.lengths.end()) continue;
+      if (cell.method != index || row == grid.depths.end() || column == grid.lengths.end())
+        continue;
       panel.found[static_cast<std::size_t>(row - grid.depths.begin())]
-                 [static_cast<std::size_t>(column - grid.lengths.begin())] = cell.found;
+                 [static_cast<std::size_t>(column - grid.lengths.begin())] = cell.found();
     }
     grid.panels.push_back(std::move(panel));
   }

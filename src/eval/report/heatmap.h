@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/run/needle_result.h"
+#include "src/eval/run/eval_result.h"
 
 namespace topkv {
 
@@ -23,7 +23,7 @@ struct Grid {
 };
 
 /// The whole grid of a run, of which the cells may cover a part.
-Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths,
+Grid make_grid(const std::vector<EvalResult>& cells, std::vector<std::int64_t> lengths,
                std::vector<double> depths, const std::vector<std::string>& indices);
 
 /// A self-contained SVG document, light or dark as the reader prefers. title and subtitle are

@@ -9,18 +9,18 @@
 
 namespace topkv {
 
-std::vector<Summary> summarise(const std::vector<Cell>& cells) {
+std::vector<Summary> summarise(const std::vector<EvalResult>& cells) {
   std::vector<Summary> summaries;
   std::vector<std::pair<double, double>> decoded;        // tokens, seconds
   std::vector<std::pair<double, std::int64_t>> recalls;  // sum, cells that measured it
-  for (const Cell& cell : cells) {
+  for (const EvalResult& cell : cells) {
     auto at = std::find_if(summaries.begin(), summaries.end(), [&](const Summary& summary) {
-      return summary.length == cell.length && summary.index == cell.index;
+      return summary.length == cell.length && summary.index == cell.method;
     });
     if (at == summaries.end()) {
       summaries.push_back({});
       summaries.back().length = cell.length;
-      summaries.back().index = cell.index;
+      summaries.back().index = cell.method;
       decoded.emplace_back(0, 0);
       recalls.emplace_back(0, 0);
       at = summaries.end() - 1;
@@ -28,8 +28,8 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
     const auto number = static_cast<std::size_t>(at - summaries.begin());
     at->context_tokens = std::max(at->context_tokens, cell.context_tokens);
     at->asked += 1;
-    at->found += cell.found ? 1 : 0;
-    at->prefill_tokens_per_second += cell.prefill_tokens_per_second;
+    at->found += cell.found() ? 1 : 0;
+    at->prefill_tokens_per_second += cell.prefill_tokens_per_second();
     at->index_build_seconds += cell.index_build_seconds;
     at->first_token_seconds +=
         cell.prefill_seconds + cell.index_build_seconds + cell.question_seconds;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/run/needle_result.h"
+#include "src/eval/run/eval_result.h"
 
 namespace topkv {
 
@@ -32,7 +32,7 @@ struct Summary {
 };
 
 /// In the order in which index and length first appear.
-std::vector<Summary> summarise(const std::vector<Cell>& cells);
+std::vector<Summary> summarise(const std::vector<EvalResult>& cells);
 
 /// RFC 4180, with a heading line. What was not measured is empty.
 std::string summary_csv(const std::vector<Summary>& summaries);

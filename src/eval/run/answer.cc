@@ -15,8 +15,10 @@ Answer ask(const Model& model, Session& session, std::span<const Token> question
     }
     stepped = watch.seconds();
   }
+  Answer answer;
   bool started = false;
   const auto on_token = [&](Token token) {
+    if (answer.before_decoding.empty()) answer.before_decoding = session.step_times();
     if (options.on_token && !options.on_token(token)) return false;
     if (options.one_line) {
       for (const char c : tokenizer.bytes_of_token(token)) {
@@ -26,7 +28,6 @@ Answer ask(const Model& model, Session& session, std::span<const Token> question
     }
     return true;
   };
-  Answer answer;
   answer.result = model.generate(session, question, options.generate, on_token);
   answer.result.prompt_seconds += stepped;
   answer.text = tokenizer.decode(answer.result.tokens);

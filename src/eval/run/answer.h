@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "topkv/model.h"
 
@@ -26,6 +27,9 @@ struct Answer {
   /// Rows attended beyond window and sinks, per token, layer and query head, on average over the
   /// session's life; 0 where every layer is dense.
   double rows_per_head = 0;
+  /// The session's step_times() when the first token of the answer was there: later times are of
+  /// steps that decode one token. Empty for an answer without tokens.
+  std::vector<StepTimes> before_decoding;
 };
 
 /// Feeds the question to the session and generates. Throws what Model::generate does.

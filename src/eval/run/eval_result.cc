@@ -40,7 +40,20 @@ void for_members(Result& result, const Visit& visit) {
   visit("version", result.version);
 }
 
+double per_second(std::int64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
 }  // namespace
+
+double EvalResult::prefill_tokens_per_second() const {
+  return per_second(context_tokens, prefill_seconds);
+}
+
+std::optional<double> EvalResult::decode_tokens_per_second() const {
+  if (decode_steps == 0 || !(decode_seconds > 0)) return {};
+  return per_second(decode_steps, decode_seconds);
+}
 
 Json to_json(const EvalResult& result) {
   Json json;

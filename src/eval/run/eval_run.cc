@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <utility>
 
+#include "src/core/memory/peak_memory.h"
 #include "src/core/text/format_numbers.h"
 #include "src/core/threads/stopwatch.h"
-#include "src/eval/run/answer.h"
 #include "src/eval/run/bytes_read.h"
 #include "src/eval/tasks/scoring.h"
 #include "topkv/error.h"
@@ -18,7 +16,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t long_context = 100000;  ///< tokens from which reading them is told of
+constexpr std::int64_t long_context = 100000;  ///< tokens, from which a prefill is noted
 
 }  // namespace
 
@@ -38,7 +36,8 @@ std::vector<EvalResult> EvalRun::missing_of(const EvalTask& task, std::int64_t l
   EvalResult place;
   place.task = task.name;
   place.length = length;
-  place.sample = number;
+  place.sample = task.depths.empty() ? number : 0;
+  if (!task.depths.empty()) place.depth = task.depths[static_cast<std::size_t>(number)];
   place.method = method.name;
   if (!method.budgets) {
     if (!directory_.has(place)) missing.push_back(place);
@@ -51,14 +50,21 @@ std::vector<EvalResult> EvalRun::missing_of(const EvalTask& task, std::int64_t l
   return missing;
 }
 
+std::int64_t EvalRun::missing_of(const EvalTask& task, std::int64_t length,
+                                 std::int64_t number) const {
+  std::int64_t missing = 0;
+  for (const Method& method : plan_.methods) {
+    missing += std::ssize(missing_of(task, length, number, method));
+  }
+  return missing;
+}
+
 std::int64_t EvalRun::missing() const {
   std::int64_t missing = 0;
   for (const EvalTask& task : plan_.tasks) {
     for (const std::int64_t length : plan_.lengths) {
       for (std::int64_t number = 0; number < samples_of(task); ++number) {
-        for (const Method& method : plan_.methods) {
-          missing += std::ssize(missing_of(task, length, number, method));
-        }
+        missing += missing_of(task, length, number);
       }
     }
   }
@@ -74,91 +80,157 @@ EvalSample EvalRun::make(const EvalTask& task, std::int64_t length, std::int64_t
 }
 
 void EvalRun::check() const {
+  std::int64_t beyond = 0;
   for (const EvalTask& task : plan_.tasks) {
     // Generated samples are alike; questions about files are not.
-    const std::int64_t count = task.most < 0 ? 1 : samples_of(task);
+    const std::int64_t count = task.most < 0 || !task.depths.empty() ? 1 : samples_of(task);
     for (std::int64_t number = 0; number < count; ++number) {
       const EvalSample sample = make(task, plan_.lengths.front(), number);
-      for (const Method& method : plan_.methods) {
-        for (const std::string& index : method.indices()) {
-          IndexSpec(index).check(model_.config().attention.head_dim, std::ssize(sample.context));
-        }
-      }
+      for (const Method& method : plan_.methods) check_keys(method, std::ssize(sample.context));
     }
+    beyond = std::max(beyond, task.beyond);
   }
-  model_.check_reach(plan_.lengths.back());
+  model_.check_reach(plan_.lengths.back() + beyond);
 }
 
-void EvalRun::tell(std::int64_t more) {
-  progress_.done += more;
-  hooks_.progress(progress_);
+void EvalRun::check_keys(const Method& method, std::int64_t keys) const {
+  for (const std::string& index : method.indices()) {
+    try {
+      IndexSpec(index).check(model_.config().attention.head_dim, keys);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("{}: {}", plan_.methods_flag, error.what()));
+    }
+  }
 }
 
 void EvalRun::run() {
-  progress_ = {"eval", "answers", 0, missing()};
-  if (progress_.total == 0) return;
-  tell(0);
+  answers_ = {"eval", "answers", 0, missing()};
   for (const std::int64_t length : plan_.lengths) {
     for (const EvalTask& task : plan_.tasks) {
+      std::vector<Sample> samples;  // with one context, which the first alone keeps
       for (std::int64_t number = 0; number < samples_of(task); ++number) {
-        run_sample(task, length, number);
+        if (missing_of(task, length, number) == 0) continue;
+        Sample sample{number, make(task, length, number), {}};
+        sample.question = model_.tokenizer().encode(sample.made.question);
+        if (!samples.empty() && samples.front().made.context == sample.made.context) {
+          sample.made.context = {};
+        } else {
+          run_samples(task, length, samples);
+          samples.clear();
+        }
+        samples.push_back(std::move(sample));
+      }
+      run_samples(task, length, samples);
+    }
+  }
+}
+
+void EvalRun::run_samples(const EvalTask& task, std::int64_t length,
+                          const std::vector<Sample>& samples) {
+  if (samples.empty()) return;
+  prefill(task, length, samples);
+  for (const Method& method : plan_.methods) {
+    std::vector<std::vector<EvalResult>> missing;  // of each sample
+    Progress asked{"ask", "answers", 0, 0};
+    for (const Sample& sample : samples) {
+      missing.push_back(missing_of(task, length, sample.number, method));
+      asked.total += std::ssize(missing.back());
+    }
+    if (asked.total == 0) continue;
+    // Its indices go with this context, before the next method's are made.
+    const Indexed indexed = with_indices(method, length);
+    const ProgressFn asking =
+        hooks_.stage(fmt::format("{} ask ({})", format_count(length), method.name), answers_);
+    asking(asked);
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      for (const EvalResult& place : missing[i]) {
+        answer(task, samples[i], method, indexed, place, [&] { asking(asked); });
+        answers_.done += 1;
+        asked.done += 1;
+        asking(asked);
       }
     }
   }
 }
 
-void EvalRun::run_sample(const EvalTask& task, std::int64_t length, std::int64_t number) {
-  std::optional<Sample> sample;
-  for (const Method& method : plan_.methods) {
-    const std::vector<EvalResult> missing = missing_of(task, length, number, method);
-    if (missing.empty()) continue;
-    if (!sample) {
-      sample.emplace();
-      sample->made = make(task, length, number);
-      sample->question = model_.tokenizer().encode(sample->made.question);
-      prefill(task, sample->made);
-    }
-    // Its indices go with this context, before the next method's are made.
-    std::shared_ptr<const Context> context = context_;
-    for (const std::string& index : method.indices()) {
-      if (context->has_index(index)) continue;
-      context = context->with_index(
-          index, [&](const Progress&) { tell(0); }, model_.device());
-    }
-    for (const EvalResult& place : missing) {
-      answer(task, *sample, method, context, place);
-      tell(1);
-    }
+void EvalRun::prefill(const EvalTask& task, std::int64_t length,
+                      const std::vector<Sample>& samples) {
+  const std::vector<Token>& tokens = samples.front().made.context;
+  if (prefilled_.context && prefilled_.tokens == tokens) return;
+  prefilled_ = {};  // two would not fit where one just does
+  std::string stage = fmt::format("{} prefill", format_count(length));
+  if (!task.depths.empty() && samples.size() == 1) {
+    stage += fmt::format(" (depth {} %)",
+                         format_percent(task.depths[static_cast<std::size_t>(samples[0].number)]));
   }
+  const ProgressFn prefilling = hooks_.stage(stage, answers_);
+  const Stopwatch watch;
+  prefilled_.context = model_.prefill(tokens, plan_.prefill, prefilling, &prefilled_.times);
+  prefilled_.seconds = watch.seconds() - prefilled_.times.indexing;
+  prefilled_.tokens = tokens;
+  if (std::ssize(tokens) < long_context || !hooks_.note) return;
+  hooks_.note(fmt::format("{}: {} tokens read in {}", task.name, format_grouped(std::ssize(tokens)),
+                          format_seconds(prefilled_.seconds)));
 }
 
-void EvalRun::prefill(const EvalTask& task, const EvalSample& sample) {
-  if (context_ && tokens_ == sample.context) return;
-  context_.reset();  // two would not fit where one just does
+EvalRun::Indexed EvalRun::with_indices(const Method& method, std::int64_t length) const {
+  const std::string& index = method.options.index;
+  Indexed indexed{prefilled_.context};
+  // An index that grew beside the prefill cost the time that the prefill waited for it.
+  const bool grew = index != "exact" && prefilled_.context->has_index(index);
+  const std::int64_t before = prefilled_.context->memory().index_bytes;
   const Stopwatch watch;
-  context_ = model_.prefill(sample.context, plan_.prefill, [&](const Progress&) { tell(0); });
-  prefill_seconds_ = watch.seconds();
-  tokens_ = sample.context;
-  if (context_->tokens() < long_context || !hooks_.note) return;
-  hooks_.note(fmt::format("{}: {} tokens read in {}", task.name, format_grouped(context_->tokens()),
-                          format_seconds(prefill_seconds_)));
+  for (const std::string& spec : method.indices()) {
+    if (indexed.context->has_index(spec)) continue;
+    const std::string stage =
+        fmt::format("{} {}", format_count(length), spec == index ? spec : "tail");
+    indexed.context =
+        indexed.context->with_index(spec, hooks_.stage(stage, answers_), model_.device());
+  }
+  if (indexed.context != prefilled_.context) {
+    indexed.build_seconds = watch.seconds();
+  }
+  indexed.index_bytes = indexed.context->memory().index_bytes - before;
+  if (grew) {
+    indexed.build_seconds += prefilled_.times.indexing;
+    indexed.index_bytes += indexed.context->index_bytes(index);
+  }
+  return indexed;
+}
+
+// The question once more, beside exact search: slower, and so kept out of every time of the answer.
+std::optional<double> EvalRun::measure_recall(const std::shared_ptr<const Context>& context,
+                                              RetrievalOptions options,
+                                              const std::vector<Token>& question) const {
+  options.capacity = std::ssize(question) + 1;
+  options.measure_recall = true;
+  Session session(context, options, model_.device());
+  model_.generate(session, question, {.max_tokens = 1});
+  const SessionStats& stats = session.stats();
+  if (stats.exact_rows == 0) return {};  // sinks and window were everything
+  return static_cast<double>(stats.exact_rows_found) / static_cast<double>(stats.exact_rows);
 }
 
 void EvalRun::answer(const EvalTask& task, const Sample& sample, const Method& method,
-                     const std::shared_ptr<const Context>& context, EvalResult result) {
+                     const Indexed& indexed, EvalResult result,
+                     const std::function<void()>& asking) {
+  const Context& context = *indexed.context;
   const std::int64_t question = std::ssize(sample.question);
+  const RetrievalOptions options =
+      method.with(result.budget.value_or(1), question + sample.made.predict + 1);
   const Stopwatch watch;
-  Session session(context,
-                  method.with(result.budget.value_or(1), question + sample.made.predict + 1),
-                  model_.device());
+  Session session(indexed.context, options, model_.device());
   const Answer answer = ask(model_, session, sample.question,
-                            {.generate = {.max_tokens = sample.made.predict},
+                            {.generate = {sample.made.predict, plan_.sampling},
                              .one_line = sample.made.one_line,
                              .steps = task.steps,
                              .on_token = [&](Token) {
-                               tell(0);
+                               asking();
                                return true;
                              }});
+  result.seconds = watch.seconds();
+  if (hooks_.answered) hooks_.answered(session, answer);
+
   result.question = sample.made.question;
   result.references = sample.made.references;
   result.answer = answer.text;
@@ -167,26 +239,37 @@ void EvalRun::answer(const EvalTask& task, const Sample& sample, const Method& m
     if (task.f1) result.f1 = squad_f1(answer.text, result.references);
   }
   result.haystack = task.haystack;
-  result.context_tokens = context->tokens();
+  result.key = sample.made.key;
+  result.needle = sample.made.needle;
+  result.context_tokens = context.tokens();
   result.question_tokens = question;
   result.answer_tokens = std::ssize(answer.result.tokens);
   result.rows_per_head = answer.rows_per_head;
-  const AttentionShape& shape = context->shape();
+  const AttentionShape& shape = context.shape();
   result.bytes_read =
-      bytes_read(*context, session.options(),
+      bytes_read(context, session.options(),
                  answer.rows_per_head * static_cast<double>(shape.layers * shape.q_heads));
-  result.prefill_seconds = prefill_seconds_;
+
+  result.prefill_seconds = prefilled_.seconds;
+  result.prefill_times = prefilled_.times;
+  result.index_build_seconds = indexed.build_seconds;
+  result.index_bytes = indexed.index_bytes;
+  result.rows_bytes = context.memory().rows_bytes;
   result.question_seconds = answer.result.prompt_seconds;
   result.decode_seconds = answer.result.decode_seconds;
   result.decode_steps = answer.result.steps;
-  result.seconds = watch.seconds();
-  const RetrievalOptions& options = session.options();
-  result.index = options.index;
-  result.tail = options.tail;
-  result.window = options.window;
-  result.sinks = options.sinks;
-  result.dense_layers = options.dense_layers;
-  result.select = options.select_by == SelectBy::group ? "group" : "query_head";
+  result.answer_times = answer.result.times;
+  result.peak_memory_bytes = peak_memory_bytes();
+  result.gpu_peak_bytes = model_.device().memory().peak;
+  if (plan_.recall) result.recall = measure_recall(indexed.context, options, sample.question);
+
+  result.index = session.options().index;
+  result.tail = session.options().tail;
+  result.topk = method.topk;
+  result.window = session.options().window;
+  result.sinks = session.options().sinks;
+  result.dense_layers = session.options().dense_layers;
+  result.select = session.options().select_by == SelectBy::group ? "group" : "query_head";
   result.seed = plan_.seed;
   result.device = model_.device().name();
   result.version = plan_.version;

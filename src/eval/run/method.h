@@ -27,7 +27,9 @@ struct MethodDefaults {
 struct Method {
   std::string name;               ///< as it was given
   RetrievalOptions options = {};  ///< all but k and capacity
-  bool budgets = true;            ///< false: attends all rows, whatever the budget
+  /// False: the method has no budget. It attends all rows, or `topk` of them.
+  bool budgets = true;
+  std::string topk = {};  ///< options.k as given, of a method whose rows are no budget
   /// Finds no rows: the window is wider by the budget, so that as many are attended as by others.
   bool widens_window = false;
   /// Above 0: a budget for so many layers is theirs together, rising from layer to layer.

@@ -22,6 +22,8 @@ struct EvalSample {
   std::vector<std::string> references;  ///< none: answers are kept and not scored
   std::int64_t predict = 0;             ///< tokens to generate
   bool one_line = false;                ///< the answer ends with its line
+  std::string key = {};                 ///< of a needle: the subject of its fact
+  PositionRange needle = {};            ///< of a needle: its tokens in the context
 };
 
 /// What a sample is made for.
@@ -53,6 +55,10 @@ struct EvalTask {
   bool steps = false;      ///< the question is fed token by token, as decoding would
   bool f1 = false;         ///< answers are given SQuAD's F1 besides
   std::int64_t most = -1;  ///< samples that there are; -1: as many as are asked for
+  /// Percent of the context: sample i asks for a needle at depths[i]. Empty: samples have numbers.
+  std::vector<double> depths = {};
+  /// Tokens that context, question and answer may take together beyond the length of a sample.
+  std::int64_t beyond = 0;
   /// Throws InvalidArgument when the length is too short.
   std::function<EvalSample(const SampleOrder&)> make;
 };

@@ -1,60 +1,73 @@
 // What a needle run keeps on disk: its cells, its settings, and going on from them.
 
-#include "src/cli/commands/run_directory.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "src/core/io/files.h"
+#include "src/eval/run/eval_directory.h"
 #include "tests/support/eval_cells.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 
-namespace topkv::cli {
+namespace topkv {
 namespace {
 
-const Json configuration = {{"version", "0.1.0"}, {"lengths", {4096}}, {"kv_topk", "64"}};
+using Json = nlohmann::ordered_json;
 
-TEST(RunDirectory, GoesOnWithTheCellsOfTheSameConfiguration) {
+const Json needle_run = {{"version", "0.1.0"}, {"lengths", {4096}}, {"kv_topk", "64"}};
+
+/// The folder of `topkv needle`.
+class NeedleDirectory : public EvalDirectory {
+ public:
+  NeedleDirectory(const std::filesystem::path& path, const Json& configuration, bool fresh)
+      : EvalDirectory(path, configuration, fresh, cells_format()) {}
+
+  bool has(std::int64_t length, double depth, const std::string& index) const {
+    return EvalDirectory::has(cell_at(length, depth, index, false));
+  }
+};
+
+TEST(NeedleDirectory, GoesOnWithTheCellsOfTheSameConfiguration) {
   const TempDirectory temp;
   const auto path = temp.path() / "deep" / "out";
   {
-    RunDirectory directory(path, configuration, false);
+    NeedleDirectory directory(path, needle_run, false);
     EXPECT_FALSE(directory.has(4096, 5, "exact"));
     directory.append(cell_at(4096, 5, "exact", true));
   }
-  const RunDirectory again(path, configuration, false);
+  const NeedleDirectory again(path, needle_run, false);
   EXPECT_TRUE(again.has(4096, 5, "exact"));
   EXPECT_FALSE(again.has(4096, 15, "exact"));
   EXPECT_FALSE(again.has(4096, 5, "hnsw"));
   EXPECT_FALSE(again.has(8192, 5, "exact"));
 }
 
-TEST(RunDirectory, RefusesAnotherConfigurationNamingWhatDiffers) {
+TEST(NeedleDirectory, RefusesAnotherConfigurationNamingWhatDiffers) {
   const TempDirectory temp;
-  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
-  Json other = configuration;
+  { NeedleDirectory(temp.path(), needle_run, false).append(cell_at(4096, 5, "exact", true)); }
+  Json other = needle_run;
   other["kv_topk"] = "128";
-  expect_error<FileError>([&] { RunDirectory(temp.path(), other, false); }, temp.path().string(),
+  expect_error<FileError>([&] { NeedleDirectory(temp.path(), other, false); }, temp.path().string(),
                           {"kv_topk \"64\" there, \"128\" here", "--fresh", "-o"});
-  const RunDirectory untouched(temp.path(), configuration, false);
-  EXPECT_EQ(untouched.cells().size(), 1U);
+  const NeedleDirectory untouched(temp.path(), needle_run, false);
+  EXPECT_EQ(untouched.results().size(), 1U);
 }
 
-TEST(RunDirectory, TakesMoreLengthsAndIndicesAndKeepsTheCellsThere) {
+TEST(NeedleDirectory, TakesMoreLengthsAndIndicesAndKeepsTheCellsThere) {
   const TempDirectory temp;
-  Json first = configuration;
+  Json first = needle_run;
   first["kv_index"] = {"hnsw"};
-  { RunDirectory(temp.path(), first, false).append(cell_at(4096, 5, "hnsw", true)); }
+  { NeedleDirectory(temp.path(), first, false).append(cell_at(4096, 5, "hnsw", true)); }
   const std::string before = read_file(temp.path() / "cells.jsonl");
-  Json more = configuration;
+  Json more = needle_run;
   more["lengths"] = {2048, 8192};
   more["kv_index"] = {"exact", "hnsw:M=16,efc=100,ef=0"};
   {
-    RunDirectory directory(temp.path(), more, false);
+    NeedleDirectory directory(temp.path(), more, false);
     EXPECT_EQ(directory.configuration().at("lengths"), (Json{2048, 4096, 8192}));
     EXPECT_EQ(directory.configuration().at("kv_index"), (Json{"hnsw", "exact"}));
     EXPECT_TRUE(directory.has(4096, 5, "hnsw"));
@@ -63,59 +76,59 @@ TEST(RunDirectory, TakesMoreLengthsAndIndicesAndKeepsTheCellsThere) {
   }
   const std::string after = read_file(temp.path() / "cells.jsonl");
   EXPECT_TRUE(after.starts_with(before));
-  const RunDirectory all(temp.path(), first, false);
-  EXPECT_EQ(all.cells().size(), 2U);
+  const NeedleDirectory all(temp.path(), first, false);
+  EXPECT_EQ(all.results().size(), 2U);
   EXPECT_EQ(all.configuration().at("lengths"), (Json{2048, 4096, 8192}));
 }
 
-TEST(RunDirectory, ADifferentSettingIsRefusedWhateverElseIsMore) {
+TEST(NeedleDirectory, ADifferentSettingIsRefusedWhateverElseIsMore) {
   const TempDirectory temp;
-  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
-  Json other = configuration;
+  { NeedleDirectory(temp.path(), needle_run, false).append(cell_at(4096, 5, "exact", true)); }
+  Json other = needle_run;
   other["lengths"] = {4096, 8192};
   other["depths"] = {5, 50};
-  expect_error<FileError>([&] { RunDirectory(temp.path(), other, false); }, temp.path().string(),
+  expect_error<FileError>([&] { NeedleDirectory(temp.path(), other, false); }, temp.path().string(),
                           {"depths not set there, [5,50] here"});
 }
 
 // A run that is refused after this, or ends before its first answer, must not cost what was there.
-TEST(RunDirectory, ChangesNothingBeforeTheFirstCell) {
+TEST(NeedleDirectory, ChangesNothingBeforeTheFirstCell) {
   const TempDirectory temp;
-  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  { NeedleDirectory(temp.path(), needle_run, false).append(cell_at(4096, 5, "exact", true)); }
   temp.write("summary.csv", "old");
   const std::string cells = read_file(temp.path() / "cells.jsonl") + "{\"cut off";
   temp.write("cells.jsonl", cells);
   const std::string run = read_file(temp.path() / "run.json");
-  Json more = configuration;
+  Json more = needle_run;
   more["lengths"] = {4096, 8192};
   for (const bool fresh : {false, true}) {
-    const RunDirectory unused(temp.path(), more, fresh);
-    EXPECT_EQ(unused.cells().size(), fresh ? 0U : 1U);
+    const NeedleDirectory unused(temp.path(), more, fresh);
+    EXPECT_EQ(unused.results().size(), fresh ? 0U : 1U);
   }
   EXPECT_EQ(read_file(temp.path() / "cells.jsonl"), cells);
   EXPECT_EQ(read_file(temp.path() / "run.json"), run);
   EXPECT_EQ(read_file(temp.path() / "summary.csv"), "old");
 }
 
-TEST(RunDirectory, LeavesNothingBehindWhereNothingWasWritten) {
+TEST(NeedleDirectory, LeavesNothingBehindWhereNothingWasWritten) {
   const TempDirectory temp;
-  { const RunDirectory unused(temp.path() / "a" / "b" / "c", configuration, false); }
+  { const NeedleDirectory unused(temp.path() / "a" / "b" / "c", needle_run, false); }
   EXPECT_FALSE(std::filesystem::exists(temp.path() / "a"));
   temp.write("mine.txt", "x");
-  { const RunDirectory unused(temp.path(), configuration, true); }
+  { const NeedleDirectory unused(temp.path(), needle_run, true); }
   EXPECT_TRUE(std::filesystem::exists(temp.path() / "mine.txt"));
   EXPECT_FALSE(std::filesystem::exists(temp.path() / "cells.jsonl"));
   EXPECT_FALSE(std::filesystem::exists(temp.path() / "run.json"));
 }
 
-TEST(RunDirectory, ByDefaultIsAnotherOneForEverySettingButWhatMayGrow) {
+TEST(NeedleDirectory, ByDefaultIsAnotherOneForEverySettingButWhatMayGrow) {
   const auto of = [](const char* member, const Json& value) {
     Json json = {{"model", "/models/Tiny 1B\\xff/"},
                  {"lengths", {4096}},
                  {"kv_index", {"exact"}},
                  {"prefill", "window"}};
     json[member] = value;
-    return default_directory(json).string();
+    return default_eval_directory(json, cells_format()).string();
   };
   const std::string usual = of("prefill", "window");
   EXPECT_TRUE(usual.starts_with("out/needle-Tiny-1B-xff-")) << usual;
@@ -125,25 +138,25 @@ TEST(RunDirectory, ByDefaultIsAnotherOneForEverySettingButWhatMayGrow) {
   EXPECT_NE(of("kv_recall", true), usual);
 }
 
-TEST(RunDirectory, TakesAnotherConfigurationWhereNoCellIsFinished) {
+TEST(NeedleDirectory, TakesAnotherConfigurationWhereNoCellIsFinished) {
   const TempDirectory temp;
-  { const RunDirectory first(temp.path(), configuration, false); }
-  Json other = configuration;
+  { const NeedleDirectory first(temp.path(), needle_run, false); }
+  Json other = needle_run;
   other["kv_topk"] = "128";
-  { RunDirectory(temp.path(), other, false).append(cell_at(4096, 5, "exact", true)); }
-  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+  { NeedleDirectory(temp.path(), other, false).append(cell_at(4096, 5, "exact", true)); }
+  expect_error<FileError>([&] { NeedleDirectory(temp.path(), needle_run, false); },
                           temp.path().string(), {"kv_topk"});
 }
 
-TEST(RunDirectory, FreshForgetsTheEarlierRunWithTheFirstCellAndLeavesOtherFilesAlone) {
+TEST(NeedleDirectory, FreshForgetsTheEarlierRunWithTheFirstCellAndLeavesOtherFilesAlone) {
   const TempDirectory temp;
-  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  { NeedleDirectory(temp.path(), needle_run, false).append(cell_at(4096, 5, "exact", true)); }
   temp.write("heatmap.svg", "old");
   temp.write("notes.txt", "mine");
-  Json other = configuration;
+  Json other = needle_run;
   other["kv_topk"] = "128";
-  RunDirectory fresh(temp.path(), other, true);
-  EXPECT_TRUE(fresh.cells().empty());
+  NeedleDirectory fresh(temp.path(), other, true);
+  EXPECT_TRUE(fresh.results().empty());
   fresh.append(cell_at(8192, 5, "exact", true));
   const std::string written = read_file(temp.path() / "cells.jsonl");
   EXPECT_EQ(std::count(written.begin(), written.end(), '\n'), 1);
@@ -151,10 +164,10 @@ TEST(RunDirectory, FreshForgetsTheEarlierRunWithTheFirstCellAndLeavesOtherFilesA
   EXPECT_EQ(read_file(temp.path() / "notes.txt"), "mine");
 }
 
-TEST(RunDirectory, CutsOffTheLineThatAKilledRunLeftIncomplete) {
+TEST(NeedleDirectory, CutsOffTheLineThatAKilledRunLeftIncomplete) {
   const TempDirectory temp;
   {
-    RunDirectory directory(temp.path(), configuration, false);
+    NeedleDirectory directory(temp.path(), needle_run, false);
     directory.append(cell_at(4096, 5, "exact", true));
     directory.append(cell_at(4096, 15, "exact", true));
   }
@@ -162,47 +175,47 @@ TEST(RunDirectory, CutsOffTheLineThatAKilledRunLeftIncomplete) {
   const std::size_t second = whole.find('\n') + 1;
   for (const std::size_t kept : {second, second + 1, second + 50, whole.size() - 1}) {
     temp.write("cells.jsonl", whole.substr(0, kept));
-    RunDirectory directory(temp.path(), configuration, false);
-    EXPECT_EQ(directory.cells().size(), 1U) << kept;
+    NeedleDirectory directory(temp.path(), needle_run, false);
+    EXPECT_EQ(directory.results().size(), 1U) << kept;
     directory.append(cell_at(4096, 15, "exact", true));
     EXPECT_EQ(read_file(temp.path() / "cells.jsonl"), whole) << kept;
   }
 }
 
-TEST(RunDirectory, RefusesADamagedLineRatherThanGuess) {
+TEST(NeedleDirectory, RefusesADamagedLineRatherThanGuess) {
   const TempDirectory temp;
-  { const RunDirectory first(temp.path(), configuration, false); }
+  { const NeedleDirectory first(temp.path(), needle_run, false); }
   for (const char* line :
        {"{\"length\": 4096}\n", "garbage\n", "[]\n", "\n", "{\"length\": \"x\"}\n"}) {
     temp.write("cells.jsonl", line);
-    expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+    expect_error<FileError>([&] { NeedleDirectory(temp.path(), needle_run, false); },
                             (temp.path() / "cells.jsonl").string(), {"line 1", "--fresh"});
   }
 }
 
-TEST(RunDirectory, RefusesCellsThatNoConfigurationExplains) {
+TEST(NeedleDirectory, RefusesCellsThatNoConfigurationExplains) {
   const TempDirectory temp;
-  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  { NeedleDirectory(temp.path(), needle_run, false).append(cell_at(4096, 5, "exact", true)); }
   std::filesystem::remove(temp.path() / "run.json");
-  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+  expect_error<FileError>([&] { NeedleDirectory(temp.path(), needle_run, false); },
                           temp.path().string(), {"no run.json"});
   temp.write("run.json", "[1, 2");
-  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+  expect_error<FileError>([&] { NeedleDirectory(temp.path(), needle_run, false); },
                           temp.path().string(), {"run.json", "--fresh"});
 }
 
-TEST(RunDirectory, IsHeldByOneRunAtATime) {
+TEST(NeedleDirectory, IsHeldByOneRunAtATime) {
   const TempDirectory temp;
-  const RunDirectory first(temp.path(), configuration, false);
-  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, true); },
+  const NeedleDirectory first(temp.path(), needle_run, false);
+  expect_error<FileError>([&] { NeedleDirectory(temp.path(), needle_run, true); },
                           temp.path().string(), {"another topkv"});
 }
 
-TEST(RunDirectory, AFileInItsPlaceIsRefused) {
+TEST(NeedleDirectory, AFileInItsPlaceIsRefused) {
   const TempDirectory temp;
   const auto file = temp.write("taken", "x");
-  expect_error<FileError>([&] { RunDirectory(file, configuration, false); }, file.string(), {});
+  expect_error<FileError>([&] { NeedleDirectory(file, needle_run, false); }, file.string(), {});
 }
 
 }  // namespace
-}  // namespace topkv::cli
+}  // namespace topkv
