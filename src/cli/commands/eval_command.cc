@@ -68,7 +68,7 @@ void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t
                             printable(directory.file("").parent_path().string()),
                             files.picture ? "scores.svg " : ""));
   line("answers", fmt::format("{}{}", directory.results().size(),
-                              missing > 0 ? fmt::format(", {} not there yet", missing) : ""));
+                              missing > 0 ? fmt::format(", {} missing", missing) : ""));
 }
 
 /// Throws OutOfMemory when rows or codes would not fit.
@@ -127,7 +127,7 @@ int run_eval(const EvalFlags& flags) {
   try {
     run.check();
     if (const auto there = std::ssize(directory.results()); there > 0) {
-      progress.note(fmt::format("{}: {} answers are there already",
+      progress.note(fmt::format("{}: {} answers are finished",
                                 printable(directory.file("").parent_path().string()), there));
     }
     run.run();

@@ -163,12 +163,12 @@ struct Profile {
   }
 };
 
-void note_cells_there(const EvalDirectory& directory, const NeedlePlan& plan, std::int64_t missing,
-                      ProgressBar& progress) {
+void note_finished_cells(const EvalDirectory& directory, const NeedlePlan& plan,
+                         std::int64_t missing, ProgressBar& progress) {
   const std::int64_t total =
       std::ssize(plan.lengths) * std::ssize(plan.grid.depths) * std::ssize(plan.indices);
   if (missing == total) return;
-  progress.note(fmt::format("{}: {} of {} cells are there already",
+  progress.note(fmt::format("{}: {} of {} cells are finished",
                             printable(directory.file("").parent_path().string()), total - missing,
                             total));
 }
@@ -208,7 +208,7 @@ int run_needle(NeedleFlags flags) {
                                const Answer& answer) { profile.add(session, answer); }});
   int status = 0;
   try {
-    note_cells_there(directory, plan, run.missing(), progress);
+    note_finished_cells(directory, plan, run.missing(), progress);
     run.check();
     run.run();
     if (flags.profile) {

@@ -169,8 +169,8 @@ void EvalRun::prefill(const EvalTask& task, std::int64_t length,
   prefilled_.seconds = watch.seconds() - prefilled_.times.indexing;
   prefilled_.tokens = tokens;
   if (std::ssize(tokens) < long_context || !hooks_.note) return;
-  hooks_.note(fmt::format("{}: {} tokens read in {}", task.name, format_grouped(std::ssize(tokens)),
-                          format_seconds(prefilled_.seconds)));
+  hooks_.note(fmt::format("{}: prefilled {} tokens in {}", task.name,
+                          format_grouped(std::ssize(tokens)), format_seconds(prefilled_.seconds)));
 }
 
 EvalRun::Indexed EvalRun::with_indices(const Method& method, std::int64_t length) const {
