@@ -20,6 +20,7 @@
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
 #include "src/cli/commands/load_context.h"
+#include "src/cli/commands/load_model.h"
 #include "src/cli/flags/answer_flags.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"

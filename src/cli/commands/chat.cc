@@ -16,6 +16,7 @@
 #include "src/cli/commands/conversation.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
+#include "src/cli/commands/load_model.h"
 #include "src/cli/commands/prefill_step.h"
 #include "src/cli/flags/answer_flags.h"
 #include "src/cli/flags/options.h"

@@ -4,20 +4,13 @@
 #include <string>
 
 #include "src/cli/flags/options.h"
-#include "src/cli/terminal/progress_bar.h"
+#include "topkv/device.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
 
 /// "GPU memory, ceiling 16 GiB" and a table of where it would go.
 std::string plan_table(const DevicePlan& plan);
-
-/// Opens nothing but files: prints the plan for a prefill and a session on a CUDA device to
-/// standard error, and loads the model. Throws OutOfMemory, before anything is loaded, when the
-/// plan does not fit, with the smallest change that would. The model tells its warnings through
-/// `progress`, which must outlive it, as lines of their own.
-Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0);
 
 /// Throws OutOfMemory when the device has no room for what it keeps of the indices (codes, what
 /// stands for keys) of a context of so many tokens: now rather than when the context has been read.

@@ -10,6 +10,7 @@
 
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
+#include "src/cli/commands/load_model.h"
 #include "src/cli/flags/eval_options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/report.h"

@@ -12,6 +12,7 @@
 
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
+#include "src/cli/commands/load_model.h"
 #include "src/cli/flags/arguments.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/flags/output_paths.h"

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "src/cli/commands.h"
-#include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
+#include "src/cli/commands/load_model.h"
 #include "src/cli/commands/prefill_step.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/flags/output_paths.h"

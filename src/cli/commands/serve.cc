@@ -16,6 +16,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_context.h"
+#include "src/cli/commands/load_model.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/parse_numbers.h"

@@ -1,0 +1,23 @@
+// Loads the model of a command, once it is known to fit.
+#pragma once
+
+#include "src/cli/flags/options.h"
+#include "src/cli/terminal/progress_bar.h"
+#include "topkv/model.h"
+
+namespace topkv::cli {
+
+/// Loads the model that the flags name. For a CUDA device, it first prints the plan of a prefill
+/// and a session to standard error. It reads files alone until then.
+///
+/// length: the length that keys are rotated for (LoadOptions::length); 0: the model's own.
+///
+/// progress: shows the conversion of weights, and the model's warnings as lines of their own. It
+/// must outlive the model. Warnings may come from many threads.
+///
+/// Throws OutOfMemory, before anything is loaded, when the plan does not fit; the message has the
+/// smallest change that would. Throws what Model::load throws.
+Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
+                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0);
+
+}  // namespace topkv::cli
