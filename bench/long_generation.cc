@@ -49,11 +49,10 @@ int main(int argc, char** argv) {
   const topkv::Device device = topkv::Device::open(argc > 4 ? argv[4] : "cpu");
   const topkv::Model model = topkv::Model::load(argv[1], device);
   const auto text = model.tokenizer().encode("The grass is green. The sky is blue. Once upon a");
-  const auto context = model.prefill(text)->with_index(index);
-  topkv::Session session(
-      context,
-      {.index = index, .k = topkv::TopK::same(16), .window = 256, .capacity = total + 1024},
-      device);
+  const topkv::RetrievalOptions options = {
+      .index = index, .k = topkv::TopK::same(16), .window = 256, .capacity = total + 1024};
+  const auto context = model.prefill(text)->ready_for(options, {}, device);
+  topkv::Session session(context, options, device);
   const topkv::AttentionShape& shape = context->shape();
   const std::int64_t token_bytes = model.config().kv_bytes_per_token(context->dtype());
   const std::int64_t arrays = 2 * shape.layers * shape.kv_heads;

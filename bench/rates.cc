@@ -107,6 +107,7 @@ int main(int argc, char** argv) try {
              "tokens", "prefill tok/s", "matmul/attend/other", "index s", "first token s",
              "decode tok/s", "ms/token", "search/attend/network ms", "of one key pass", "codes GiB",
              "rows GiB");
+  const topkv::RetrievalOptions options = {.index = flags.index};
   for (const std::int64_t length : flags.lengths) {
     std::vector<topkv::Token> tokens(static_cast<std::size_t>(length));
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -117,11 +118,11 @@ int main(int argc, char** argv) try {
     const double prefill =
         bench::seconds_of([&] { context = model.prefill(tokens, flags.prefill, {}, &times); });
     const double indexing =
-        bench::seconds_of([&] { context = context->with_index(flags.index, {}, device); });
+        bench::seconds_of([&] { context = context->ready_for(options, {}, device); });
     constexpr std::int64_t decoded = 64;
     std::optional<topkv::Session> opened;
     const double first = bench::seconds_of([&] {
-      opened.emplace(context, topkv::RetrievalOptions{.index = flags.index}, device);
+      opened.emplace(context, options, device);
       model.generate(*opened, std::vector<topkv::Token>{5}, {.max_tokens = 1});
     });
     topkv::Session& session = *opened;

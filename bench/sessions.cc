@@ -107,9 +107,8 @@ struct Tensor {
 
 void measure(const char* name, const AttentionShape& shape, const std::string& index,
              std::int64_t count, const topkv::Device& device) {
-  auto context = context_of(shape);
-  context = context->with_index(index);
   const topkv::RetrievalOptions options{.index = index, .k = topkv::TopK::same(32)};
+  const auto context = context_of(shape)->ready_for(options, {}, device);
   const Tensor q(device, random(shape.q_heads * shape.head_dim, 2));
   const Tensor k(device, random(shape.kv_heads * shape.head_dim, 3));
   const Tensor out(device, random(shape.q_heads * shape.head_dim, 4));

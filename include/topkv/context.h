@@ -7,7 +7,8 @@
 //     topkv::ContextBuilder builder(shape, {.capacity = 1'000'000});
 //     builder.attend({.layer = 0, .tokens = chunk, .q = q, .k = k, .v = v, .out = out});
 //     …                                                      // all layers, chunk by chunk
-//     auto context = builder.freeze()->with_index("codes");
+//     const topkv::RetrievalOptions options{.index = "codes"};  // see session.h
+//     auto context = builder.freeze()->ready_for(options);
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@
 namespace topkv {
 
 class RowStore;
+struct RetrievalOptions;
 struct Segment;
 
 /// Which earlier tokens the tokens of a prefill may attend.
@@ -97,7 +99,7 @@ struct ContextMemory {
 
 /// A prefilled text: rows of all layers and KV heads, and indices over their keys. It never changes
 /// once it is made. All members are const and safe from many threads.
-class Context {
+class Context : public std::enable_shared_from_this<Context> {
  public:
   Context(const Context&) = delete;  // shared by pointer
   Context& operator=(const Context&) = delete;
@@ -165,6 +167,34 @@ class Context {
   /// REQUIRES: the calling thread does not hold the device's lock, which only topkv's own code can.
   std::shared_ptr<const Context> with_index(std::string_view spec, const ProgressFn& progress = {},
                                             const Device& device = {}) const;
+
+  /// Returns a context over the same rows that sessions with these options can open: it also has
+  /// the index and the tail that the options name. Builds what this context lacks, the index first.
+  /// Returns this context itself when it lacks nothing. This context does not change.
+  ///
+  /// Reads RetrievalOptions::index and RetrievalOptions::tail alone. The tails "" and "none" name
+  /// nothing to build: an index has its own tail from the start. The index "none" is an index, and
+  /// is built.
+  ///
+  /// progress: stage "index" while the index is built, stage "tail" while the tail is, both in keys
+  /// over all heads.
+  ///
+  /// device: takes part in builds as in with_index(). Its free memory is not checked: a session on
+  /// it may still throw OutOfMemory (device_index_bytes).
+  ///
+  /// Throws InvalidArgument before anything is built, for:
+  /// - an invalid spec;
+  /// - an index that finds no rows by itself, such as `mean`;
+  /// - a tail that estimates nothing, such as `hnsw`;
+  /// - an index or a tail that does not take these keys.
+  ///
+  /// Throws as with_index() does while it builds.
+  ///
+  /// REQUIRES: a shared_ptr owns this context, as it owns every context of topkv. The calling
+  /// thread does not hold the device's lock, which only topkv's own code can.
+  std::shared_ptr<const Context> ready_for(const RetrievalOptions& options,
+                                           const ProgressFn& progress = {},
+                                           const Device& device = {}) const;
 
  private:
   friend class ContextBuilder;

@@ -3,13 +3,30 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "src/context/index_build.h"
 #include "src/context/segment.h"
 #include "topkv/error.h"
+#include "topkv/session.h"
 
 namespace topkv {
+namespace {
+
+/// Returns the tail that sessions with these options need beside their index; none: no such tail.
+/// Throws InvalidArgument for an invalid spec and for an index without a tail.
+std::optional<IndexSpec> tail_of(const RetrievalOptions& options) {
+  if (options.tail.empty() || options.tail == "none") return {};
+  IndexSpec tail(options.tail);
+  if (tail.has_tail()) return tail;
+  throw InvalidArgument(
+      fmt::format("tail: '{}' is an index that has no tail; expected none, mean, or an index that "
+                  "codes values, such as codes:k=16,v=8",
+                  tail.text()));
+}
+
+}  // namespace
 
 Context::Context(AttentionShape shape, Segment segment)
     : shape_(std::move(shape)), segment_(std::make_shared<const Segment>(std::move(segment))) {}
@@ -94,6 +111,31 @@ std::shared_ptr<const Context> Context::with_index(std::string_view text,
     segment.indices.push_back(build_index(spec, shape_, segment, progress, device));
   }
   return std::shared_ptr<const Context>(new Context(shape_, std::move(segment)));
+}
+
+std::shared_ptr<const Context> Context::ready_for(const RetrievalOptions& options,
+                                                  const ProgressFn& progress,
+                                                  const Device& device) const {
+  const IndexSpec index(options.index);
+  index.check_index();
+  const std::optional<IndexSpec> tail = tail_of(options);
+  const auto lacks = [](const Context& context, const IndexSpec& spec) {
+    return context.segment_->find(spec.text()) == nullptr;
+  };
+  // Both are checked before the first is built, which may take minutes.
+  if (lacks(*this, index)) index.check(shape_.head_dim, tokens());
+  if (tail && lacks(*this, *tail)) tail->check(shape_.head_dim, tokens());
+  std::shared_ptr<const Context> ready = shared_from_this();
+  if (lacks(*ready, index)) ready = ready->with_index(index.text(), progress, device);
+  if (!tail || !lacks(*ready, *tail)) return ready;
+  ProgressFn tail_progress;
+  if (progress) {
+    tail_progress = [&progress](Progress done) {
+      done.stage = "tail";
+      progress(done);
+    };
+  }
+  return ready->with_index(tail->text(), tail_progress, device);
 }
 
 }  // namespace topkv

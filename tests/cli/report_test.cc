@@ -268,6 +268,18 @@ TEST(ProgressBar, CountsTheTimeLeftDownUntilMoreIsDone) {
   EXPECT_FALSE(timed.bar.seconds_left());
 }
 
+TEST(ProgressBar, ShowsAnIndexAndItsTailUnderTwoTitles) {
+  TimedBar timed;
+  const ProgressFn built = timed.bar.index_callback("8K codes", "8K tail");
+  timed.wait(2);
+  built({"index", "keys", 100, 100});
+  timed.wait(4);
+  built({"tail", "keys", 100, 100});
+  EXPECT_EQ(timed.shown(),
+            "8K codes  100/100 keys  100 %  50.0 keys/s  in 2.0 s\n8K tail  100/100 keys  100 %  "
+            "25.0 keys/s  in 4.0 s\n");
+}
+
 TEST(ProgressBar, OfTokensThatEachTakeAsLongTellsTheTimeLeftFromTheFirst) {
   TimedBar timed;
   const ProgressFn told = timed.bar.callback("prefill", Cost::steady);

@@ -316,7 +316,7 @@ TEST(ServeKept, GoesWithItsContext) {
                    .room = 1024,
                    .kept_bytes = enough,
                    .limits = {},
-                   .reading = {.prefill = {}, .retrieval = retrieval(), .tail = ""}});
+                   .reading = {.prefill = {}, .retrieval = retrieval()}});
   std::weak_ptr<const Context> rows;
   {
     const auto context = served("7281934");

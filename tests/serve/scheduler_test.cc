@@ -162,8 +162,7 @@ ContextInfo ready(const Contexts& contexts, const std::string& name) {
 
 TEST(ServeContexts, AreReadAndForgotten) {
   PromisedMemory memory;
-  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""},
-                    memory);
+  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval()}, memory);
   contexts.create({.name = "a", .text = text_with("7281934"), .chat = false, .system = ""});
   EXPECT_EQ(problem_of([&] {
               contexts.create({.name = "a", .text = "x", .chat = false, .system = ""});
@@ -193,8 +192,7 @@ TEST(ServeContexts, EndBetweenReadingsOfAText) {
 
 TEST(ServeContexts, SayWhyATextCannotBeRead) {
   PromisedMemory memory;
-  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""},
-                    memory);
+  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval()}, memory);
   EXPECT_EQ(problem_of([&] {
               contexts.create({.name = "a", .text = "x", .chat = true, .system = ""});
             }).param(),
@@ -218,7 +216,7 @@ TEST(ServeContexts, SayWhyATextCannotBeRead) {
 TEST(ServeContexts, SayAtOnceThatTheTemplateKeepsNoText) {
   const ChatTemplate chat = ChatTemplate::load(TOPKV_SOURCE_DIR "/models/needle-14m");
   PromisedMemory memory;
-  Contexts contexts(model(), &chat, {.prefill = {}, .retrieval = retrieval(), .tail = ""}, memory);
+  Contexts contexts(model(), &chat, {.prefill = {}, .retrieval = retrieval()}, memory);
   const Problem problem = problem_of(
       [&] { contexts.create({.name = "a", .text = text_with("1"), .chat = true, .system = ""}); });
   EXPECT_EQ(problem.status(), 400);

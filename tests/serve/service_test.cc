@@ -31,7 +31,7 @@ ServiceOptions options(std::int64_t room = 2000) {
           .aliases = {"gpt-4"},
           .room = room,
           .limits = {},
-          .reading = {{.kv_dtype = DType::f32}, exact(), ""}};
+          .reading = {{.kv_dtype = DType::f32}, exact()}};
 }
 
 ServedContext context_named(const std::string& name, const std::string& text) {
@@ -86,6 +86,17 @@ std::string long_text() {
   while (model().tokenizer().encode(text).size() < 300)
     text += " The sky is blue. The sun is yellow.";
   return text;
+}
+
+TEST(ServeService, AnswersWithoutAContextWhateverTheIndex) {
+  for (const RetrievalOptions& retrieval :
+       {RetrievalOptions{.index = "none", .window = 4096},
+        RetrievalOptions{.index = "hnsw", .tail = "mean", .window = 4096}}) {
+    ServiceOptions with = options(100);
+    with.reading.retrieval = retrieval;
+    Service service(model(), {}, with);
+    EXPECT_FALSE(answers(service, asking({"The grass is"}))[0].text.empty()) << retrieval.index;
+  }
 }
 
 TEST(ServeService, ChecksWhatARequestWouldTake) {

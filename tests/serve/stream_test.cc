@@ -35,7 +35,7 @@ class Served {
                  {.model_name = "needle",
                   .room = room,
                   .limits = {},
-                  .reading = {.prefill = {}, .retrieval = retrieval(), .tail = ""}}) {
+                  .reading = {.prefill = {}, .retrieval = retrieval()}}) {
     options.port = 0;
     std::promise<int> port;
     thread_ = std::thread([this, options, &port] {

@@ -191,10 +191,7 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
     const RetrievalOptions& options = plan.rows[i];
     if (i == 0 || options.index != plan.rows[i - 1].index) {  // ks of one index share it
       const Stopwatch build;
-      context = options.index == "exact"
-                    ? plain
-                    : plain->with_index(options.index, progress.callback(options.index), device);
-      context = with_tail(context, options.tail, progress.callback("tail"), device);
+      context = plain->ready_for(options, progress.index_callback(options.index), device);
       build_seconds = context == plain ? 0 : build.seconds();
     }
     const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";

@@ -88,10 +88,10 @@ LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
   check_model_of(file.file, own, info.model, info.made_with, model);
   check_indices(device, info.shape, retrieval, info.tokens);
   const Stopwatch watch;
-  const std::string& index = retrieval.indices.front();
-  const std::string tail = tail_beside(retrieval.tail, index);
-  std::vector<std::string> wanted = {index};
-  if (!tail.empty() && tail != "none") wanted.push_back(tail);
+  const RetrievalOptions options =
+      retrieval_options(retrieval, info.shape.layers, retrieval.indices.front(), 1);
+  std::vector<std::string> wanted = {options.index};
+  if (!options.tail.empty() && options.tail != "none") wanted.push_back(options.tail);
   LoadedContext loaded = load_context(file.file, {.mapped = file.mapped,
                                                   .memory_budget = file.memory,
                                                   .indices = wanted,
@@ -107,8 +107,7 @@ LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
                byte_text(info.file_bytes), file.mapped ? "mapped" : "read",
                format_seconds(watch.seconds()));
   }
-  loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
-  loaded.context = with_tail(loaded.context, tail, progress.callback("tail"), device);
+  loaded.context = loaded.context->ready_for(options, progress.index_callback("index"), device);
   progress.finish();
   return loaded;
 }

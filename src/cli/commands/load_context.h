@@ -36,7 +36,7 @@ struct AskedFile {
 
 /// info: of the file, before the model was loaded; own: the model's fingerprint. retrieval names
 /// one index. Tells the context's size on standard error, unless quiet. Throws what load_context
-/// and with_index do, FileError where the file is of another model or has been replaced, and
+/// and ready_for do, FileError where the file is of another model or has been replaced, and
 /// Interrupted.
 LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
                          const ModelFlags& model, const RetrievalFlags& retrieval,

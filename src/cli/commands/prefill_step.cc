@@ -71,14 +71,10 @@ Prefilled prefill(const Model& model, const RetrievalFlags& retrieval, const Pre
   if (index != "exact") options.indices = retrieval.indices;
   Prefilled prefilled = without_index(model, std::move(options), tokens, progress);
   const Stopwatch indexing;
-  // An empty context has none yet, and nothing to tell of them.
-  const auto told = [&](const char* title) {
-    return tokens.empty() ? ProgressFn() : progress.callback(title);
-  };
-  if (index != "exact")
-    prefilled.context = prefilled.context->with_index(index, told("index"), model.device());
-  prefilled.context = with_tail(prefilled.context, tail_beside(retrieval.tail, index), told("tail"),
-                                model.device());
+  // An index over no keys takes no time.
+  prefilled.context = prefilled.context->ready_for(
+      retrieval_options(retrieval, model.config().attention.layers, index, 1),
+      tokens.empty() ? ProgressFn() : progress.index_callback("index"), model.device());
   prefilled.times.indexing += indexing.seconds();
   progress.finish();
   return prefilled;

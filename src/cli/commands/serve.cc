@@ -170,8 +170,7 @@ int run_serve(ServeFlags flags) {
   const std::string& index = flags.retrieval.indices.front();
   serve::ReadingOptions reading = {
       .prefill = prefill_options(flags.prefill, flags.retrieval),
-      .retrieval = retrieval_options(flags.retrieval, layers, index, 1),
-      .tail = tail_beside(flags.retrieval.tail, index)};
+      .retrieval = retrieval_options(flags.retrieval, layers, index, 1)};
   if (index != "exact") reading.prefill.indices = {index};
   const std::int64_t reading_memory = reading.prefill.memory_budget;
   serve::Service service(model, std::move(chat),

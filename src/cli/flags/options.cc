@@ -313,13 +313,6 @@ std::string tail_text(const std::string& tail) {
   return names_index(tail) && !beside ? IndexSpec(tail).text() : tail;
 }
 
-std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,
-                                         const std::string& tail, const ProgressFn& progress,
-                                         const Device& device) {
-  if (!names_index(tail) || context->has_index(tail)) return context;
-  return context->with_index(tail, progress, device);
-}
-
 std::string full_spec(const std::string& spec) {
   try {
     const IndexSpec index(spec);

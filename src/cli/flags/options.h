@@ -123,11 +123,6 @@ std::string tail_beside(const std::string& tail, const std::string& index);
 /// --kv-tail in one spelling: "", "none", "codes" or a full spec.
 std::string tail_text(const std::string& tail);
 
-/// The context with the index that --kv-tail names, if it names one that is not there.
-std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,
-                                         const std::string& tail, const ProgressFn& progress,
-                                         const Device& device);
-
 /// How an index is spelled with all that its spec leaves out, so that two spellings compare.
 std::string full_spec(const std::string& spec);
 

@@ -48,15 +48,13 @@ std::vector<RetrievalFlags> choices(ChoiceFlags& flags, const ModelFlags& model,
   return all;
 }
 
-std::shared_ptr<const Context> with_choice(std::shared_ptr<const Context> context,
+std::shared_ptr<const Context> with_choice(const std::shared_ptr<const Context>& context,
                                            const RetrievalFlags& choice, const Model& model,
                                            ProgressBar& progress) {
   check_indices(choice, model.config(), context->tokens());
   const std::string& index = choice.indices.front();
-  if (!context->has_index(index))
-    context = context->with_index(index, progress.callback(index), model.device());
-  return with_tail(context, tail_beside(choice.tail, index), progress.callback("tail"),
-                   model.device());
+  return context->ready_for(retrieval_options(choice, model.config().attention.layers, index, 1),
+                            progress.index_callback(index), model.device());
 }
 
 }  // namespace topkv::cli

@@ -28,7 +28,7 @@ std::vector<RetrievalFlags> choices(ChoiceFlags& flags, const ModelFlags& model,
 
 /// The context with the index and the tail of a choice. Throws UsageError where the index cannot be
 /// built, and Interrupted.
-std::shared_ptr<const Context> with_choice(std::shared_ptr<const Context> context,
+std::shared_ptr<const Context> with_choice(const std::shared_ptr<const Context>& context,
                                            const RetrievalFlags& choice, const Model& model,
                                            ProgressBar& progress);
 

@@ -52,6 +52,13 @@ ProgressFn ProgressBar::callback(std::string title, Cost cost) {
   };
 }
 
+ProgressFn ProgressBar::index_callback(std::string index, std::string tail) {
+  return [on_index = callback(std::move(index)),
+          on_tail = callback(std::move(tail))](const Progress& progress) {
+    (progress.stage == "tail" ? on_tail : on_index)(progress);
+  };
+}
+
 ProgressFn ProgressBar::brief_callback(std::string title) {
   idle_since_ = now_();
   return [this, title = std::move(title),

@@ -45,6 +45,9 @@ class ProgressBar {
   /// A callback that reports under this title and throws Interrupted after Ctrl-C. Valid while the
   /// bar lives.
   ProgressFn callback(std::string title, Cost cost = Cost::grows);
+  /// A callback for Context::ready_for. It reports under `index` while the index is built, and
+  /// under `tail` while the tail is.
+  ProgressFn index_callback(std::string index, std::string tail = "tail");
   /// The same for work that is brief as a rule, as a prompt: shows nothing in the first second.
   ProgressFn brief_callback(std::string title);
 

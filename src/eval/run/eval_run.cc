@@ -175,18 +175,19 @@ void EvalRun::prefill(const EvalTask& task, std::int64_t length,
 
 EvalRun::Indexed EvalRun::with_indices(const Method& method, std::int64_t length) const {
   const std::string& index = method.options.index;
-  Indexed indexed{prefilled_.context};
+  Indexed indexed;
   // An index that grew beside the prefill cost the time that the prefill waited for it.
   const bool grew = index != "exact" && prefilled_.context->has_index(index);
   const std::int64_t before = prefilled_.context->memory().index_bytes;
   const Stopwatch watch;
-  for (const std::string& spec : method.indices()) {
-    if (indexed.context->has_index(spec)) continue;
-    const std::string stage =
-        fmt::format("{} {}", format_count(length), spec == index ? spec : "tail");
-    indexed.context =
-        indexed.context->with_index(spec, hooks_.stage(stage, answers_), model_.device());
-  }
+  const std::string prefix = format_count(length);
+  indexed.context = prefilled_.context->ready_for(
+      method.options,
+      [on_index = hooks_.stage(fmt::format("{} {}", prefix, index), answers_),
+       on_tail = hooks_.stage(prefix + " tail", answers_)](const Progress& progress) {
+        (progress.stage == "tail" ? on_tail : on_index)(progress);
+      },
+      model_.device());
   if (indexed.context != prefilled_.context) {
     indexed.build_seconds = watch.seconds();
   }

@@ -224,14 +224,11 @@ void Contexts::read(Entry& entry) {
     entry.warning = lost;
   }
   ServedContext made = {.name = request.name,
-                        .context = model_.prefill(kept.tokens, options, report),
+                        .context = model_.prefill(kept.tokens, options, report)
+                                       ->ready_for(options_.retrieval, report, model_.device()),
                         .end = kept.end,
                         .tokens = kept.tokens,
                         .retrieval = options_.retrieval};
-  for (const std::string& spec : {made.retrieval.index, options_.tail}) {
-    if (spec.empty() || spec == "none" || made.context->has_index(spec)) continue;
-    made.context = made.context->with_index(spec, report, model_.device());
-  }
   const std::lock_guard lock(mutex_);
   entry.done = tokens;
   entry.ready = std::make_shared<const ServedContext>(std::move(made));

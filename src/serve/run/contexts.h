@@ -25,7 +25,6 @@ namespace topkv::serve {
 struct ReadingOptions {
   PrefillOptions prefill;      ///< with the index, where it is one
   RetrievalOptions retrieval;  ///< of sessions over them
-  std::string tail;            ///< beside the index; empty: none of its own
 };
 
 struct ContextInfo {

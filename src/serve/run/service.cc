@@ -24,11 +24,8 @@ std::shared_ptr<const ServedContext> nothing_read(const Model& model,
                                                   const ReadingOptions& reading) {
   std::shared_ptr<const Context> context =
       ContextBuilder(model.config().attention, {.capacity = 1, .dtype = reading.prefill.kv_dtype})
-          .freeze();
-  for (const std::string& spec : {reading.retrieval.index, reading.tail}) {
-    if (spec.empty() || spec == "none" || context->has_index(spec)) continue;
-    context = context->with_index(spec, {}, model.device());
-  }
+          .freeze()
+          ->ready_for(reading.retrieval, {}, model.device());
   return std::make_shared<const ServedContext>(
       ServedContext{.context = std::move(context), .retrieval = reading.retrieval});
 }
