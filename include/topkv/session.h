@@ -241,6 +241,9 @@ struct TailFigures {
 /// that it was made of.
 struct SessionStats {
   std::int64_t steps = 0;  ///< (token, layer) pairs that were attended
+  /// The part of `steps` in layers that retrieve rows: layers with full attention, without the
+  /// first RetrievalOptions::dense_layers.
+  std::int64_t retrieving_steps = 0;
   /// Rows attended beyond sinks and window, summed over query heads. With a tail or a scan, only
   /// rows of the context count; else the session's own rows count, too.
   std::int64_t rows_retrieved = 0;
@@ -272,6 +275,26 @@ struct SessionStats {
   /// queries whose found rows hold p percent, rounded down, of the softmax weight of the rows that
   /// exact search found. A mean would hide the few queries that lose what matters.
   std::array<std::int64_t, 101> mass_found = {};
+
+  /// Returns the mean rows_retrieved of a (token, layer, query head) triple, over all layers. Dense
+  /// layers, and layers with a sliding window, count with 0 rows. Returns 0 before the first step.
+  ///
+  /// q_heads: the query heads of a layer (AttentionShape::q_heads), at least 1. With
+  /// AttentionShape::chunk_len, the rows of all queries of a query head count for the head.
+  double rows_per_head(std::int64_t q_heads) const { return mean_rows(steps * q_heads); }
+  /// Returns the mean rows_retrieved of a (token, layer, query head) triple, over the layers that
+  /// retrieve (retrieving_steps). Returns 0 when no layer does.
+  ///
+  /// q_heads: the query heads of a layer (AttentionShape::q_heads), at least 1. With
+  /// AttentionShape::chunk_len, the rows of all queries of a query head count for the head.
+  double rows_per_retrieving_head(std::int64_t q_heads) const {
+    return mean_rows(retrieving_steps * q_heads);
+  }
+
+ private:
+  double mean_rows(std::int64_t count) const {
+    return count > 0 ? static_cast<double>(rows_retrieved) / static_cast<double>(count) : 0;
+  }
 };
 
 /// Returns about how many bytes of a device's memory the codes or key summaries of a context would

@@ -162,7 +162,7 @@ void AsyncStepper::step(Step& step, WindowSource& window, StepBefore& before) {
       std::max(0.0, std::chrono::duration<double>(taken - std::max(start_time, last_done)).count());
   session_.times(layer).q_out += waited;
   session_.stats.attend_seconds += waited;
-  ++session_.stats.steps;
+  session_.count_steps(layer, 1);
 }
 
 void AsyncStepper::settle() {

@@ -37,6 +37,7 @@ bool meets_chunks(const SessionCore& session, const AttentionStep& step) {
 
 void ChunkSteps::run(const Step& step) {
   const std::int64_t steps = session_.stats.steps;
+  const std::int64_t retrieving_steps = session_.stats.retrieving_steps;
   const bool reads = step.step.kv_count() == 0;
   each_chunk(session_.shape, step.step, session_.position(step.step.layer),
              [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
@@ -45,7 +46,10 @@ void ChunkSteps::run(const Step& step) {
                if (reads) some.skipped = begin;
                run_passes(some, passes);
              });
-  session_.stats.steps = steps + step.step.tokens;
+  // A token that makes several passes is one step.
+  session_.stats.steps = steps;
+  session_.stats.retrieving_steps = retrieving_steps;
+  session_.count_steps(step.step.layer, step.step.tokens);
   session_.sees = all_positions;  // a later step may be of tokens that meet no earlier chunk
 }
 

@@ -136,6 +136,11 @@ void SessionCore::count_search(std::int64_t layer, double seconds) {
   times(layer).search += seconds;
 }
 
+void SessionCore::count_steps(std::int64_t layer, std::int64_t tokens) {
+  stats.steps += tokens;
+  if (spec.retrieves(layer)) stats.retrieving_steps += tokens;
+}
+
 void SessionCore::load(PositionRange layers) {
   sees = all_positions;
   std::vector<RowSpan> spans;

@@ -44,6 +44,8 @@ struct SessionCore {
   std::int64_t left_window(std::int64_t layer) const;
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
   void count_search(std::int64_t layer, double seconds);
+  /// Counts tokens that a layer has attended.
+  void count_steps(std::int64_t layer, std::int64_t tokens);
 
   /// Sets the backend's copy of the session's own rows, in a range of layers.
   void load(PositionRange layers);

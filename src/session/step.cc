@@ -164,9 +164,8 @@ void run_step(std::span<Step> steps) {
   lock = compute.lock();
   for (Step& step : steps) finish(step);
   for (const Step& step : steps) {
-    SessionStats& stats = step.session->stats;
-    stats.steps += step.step.tokens;
-    stats.attend_seconds +=
+    step.session->count_steps(step.step.layer, step.step.tokens);
+    step.session->stats.attend_seconds +=
         std::max(0.0, whole.seconds() / static_cast<double>(steps.size()) - searching(step));
   }
 }

@@ -206,6 +206,9 @@ TEST_P(Chunks, AllRowsRetrievedEqualDenseWithEveryIndex) {
       Feed feed(place, stream, 2100, 2160);
       feed.run(session, step);
       EXPECT_LE(feed.worst(dense, {2100, 2117, 2159}), 1.0) << index << ", steps of " << step;
+      // A token makes a pass over each chunk that it meets, and is one step.
+      EXPECT_EQ(session.stats().steps, 2 * 60);
+      EXPECT_EQ(session.stats().retrieving_steps, 2 * 60);
     }
   }
 }

@@ -115,30 +115,24 @@ DecodeResult measure(const std::shared_ptr<const Context>& context,
     progress({"decode", "tokens", i + 1, all});
   }
   std::vector<std::vector<StepTimes>> before;
-  std::int64_t rows = 0;
+  SessionStats timed;
   for (const Session& session : sessions) {
     before.push_back(session.step_times());
-    rows -= session.stats().rows_retrieved;
+    timed.rows_retrieved -= session.stats().rows_retrieved;
+    timed.retrieving_steps -= session.stats().retrieving_steps;
   }
   for (std::int64_t i = 0; i < tokens; ++i) {
     result.token_seconds.push_back(decoder.step());
     progress({"decode", "tokens", after + i + 1, all});
   }
   for (std::size_t i = 0; i < sessions.size(); ++i) {
-    rows += sessions[i].stats().rows_retrieved;
+    timed.rows_retrieved += sessions[i].stats().rows_retrieved;
+    timed.retrieving_steps += sessions[i].stats().retrieving_steps;
     add_difference(result.layer_times, sessions[i].step_times(), before[i]);
   }
   result.coded_tokens = sessions.front().stats().coded_tokens;
-  rows /= count;
-  std::int64_t retrieving = 0;
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    retrieving += retrieves(shape, options, layer) ? 1 : 0;
-  }
-  if (retrieving > 0) {
-    result.rows_per_head =
-        static_cast<double>(rows) / static_cast<double>(tokens * retrieving * shape.q_heads);
-  }
-  count_bytes(*context, options, rows / tokens, result);
+  result.rows_per_head = timed.rows_per_retrieving_head(shape.q_heads);
+  count_bytes(*context, options, timed.rows_retrieved / (count * tokens), result);
   return result;
 }
 

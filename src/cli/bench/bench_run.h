@@ -22,7 +22,7 @@ struct DecodeResult {
   std::int64_t index_bytes = 0;
   std::vector<double> token_seconds;   ///< of each step timed, all measured layers together
   std::vector<StepTimes> layer_times;  ///< per layer, summed over the steps timed
-  double rows_per_head = 0;            ///< retrieved per token, layer and query head
+  double rows_per_head = 0;            ///< retrieved per token, layer that retrieves and query head
   std::int64_t coded_tokens = 0;       ///< of each session's own, in the end
   std::int64_t key_bytes = 0;          ///< per token, that exact search reads; 0 for other indices
   std::int64_t row_bytes = 0;          ///< per token, of rows attended: retrieved, window, sinks

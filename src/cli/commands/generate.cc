@@ -321,9 +321,9 @@ int run_generate(GenerateFlags flags) {
   for (AnswerStream& stream : streams) stream.finish();
 
   const SessionStats& stats = session.stats();
+  figures.rows_per_head = stats.rows_per_head(shape.q_heads);
   if (stats.steps > 0) {
     const auto heads = static_cast<double>(stats.steps * shape.q_heads);
-    figures.rows_per_head = static_cast<double>(stats.rows_retrieved) / heads;
     figures.retrieved_more = static_cast<double>(stats.retrieved_more) / heads;
     figures.went_dense = static_cast<double>(stats.went_dense) / heads;
   }

@@ -31,11 +31,7 @@ Answer ask(const Model& model, Session& session, std::span<const Token> question
   answer.result = model.generate(session, question, options.generate, on_token);
   answer.result.prompt_seconds += stepped;
   answer.text = tokenizer.decode(answer.result.tokens);
-  const SessionStats& stats = session.stats();
-  const std::int64_t heads = session.context().shape().q_heads;
-  answer.rows_per_head = stats.steps > 0 ? static_cast<double>(stats.rows_retrieved) /
-                                               static_cast<double>(stats.steps * heads)
-                                         : 0;
+  answer.rows_per_head = session.stats().rows_per_head(session.context().shape().q_heads);
   return answer;
 }
 

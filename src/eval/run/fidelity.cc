@@ -195,6 +195,7 @@ class Comparison {
     for (std::size_t s = 0; s < sessions.size(); ++s) {
       const SessionStats& stats = sessions[s].with.stats();
       SessionStats& sum = sums_[s].stats;
+      sum.retrieving_steps += stats.retrieving_steps;
       sum.rows_retrieved += stats.rows_retrieved;
       sum.retrieved_more += stats.retrieved_more;
       sum.went_dense += stats.went_dense;
@@ -278,14 +279,12 @@ class Comparison {
 
   void finish(Fidelity& of, Sums& sums) const {
     std::vector<double> all;
-    std::int64_t retrieving = 0;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       const std::vector<double>& errors = sums.errors[static_cast<std::size_t>(layer)];
       double sum = 0;
       for (const double error : errors) sum += error;
       of.layer_error.push_back(errors.empty() ? 0 : sum / static_cast<double>(errors.size()));
       all.insert(all.end(), errors.begin(), errors.end());
-      retrieving += errors.empty() ? 0 : 1;
     }
     if (!all.empty()) {
       for (const double error : all) of.error_mean += error / static_cast<double>(all.size());
@@ -311,7 +310,7 @@ class Comparison {
     if (sums.stats.exact_rows > 0) {
       of.recall = static_cast<double>(sums.stats.exact_rows_found) /
                   static_cast<double>(sums.stats.exact_rows);
-    } else if (retrieving > 0 && of.options.index == "exact") {
+    } else if (sums.stats.retrieving_steps > 0 && of.options.index == "exact") {
       of.recall = 1;
       of.mass_recall = 1;
       of.mass_recall_p10 = 1;
@@ -322,9 +321,9 @@ class Comparison {
     }
     of.bytes_held_device = sums.stats.device_index_bytes;
     count_bytes(of, static_cast<double>(sums.stats.rows_retrieved) / tokens);
-    if (retrieving == 0) return;
-    const double heads = tokens * static_cast<double>(retrieving * shape_.q_heads);
-    of.rows = static_cast<double>(sums.stats.rows_retrieved) / heads;
+    of.rows = sums.stats.rows_per_retrieving_head(shape_.q_heads);
+    if (sums.stats.retrieving_steps == 0) return;
+    const auto heads = static_cast<double>(sums.stats.retrieving_steps * shape_.q_heads);
     of.retrieved_more = static_cast<double>(sums.stats.retrieved_more) / heads;
     of.went_dense = static_cast<double>(sums.stats.went_dense) / heads;
   }

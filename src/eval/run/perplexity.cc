@@ -65,21 +65,18 @@ void PerplexityRun::score(const std::shared_ptr<const Context>& context,
     of.nats.push_back(-log_probabilities(logits)[static_cast<std::size_t>(tokens[t + 1])]);
   }
   of.options = session.options();
+  const SessionStats& stats = session.stats();
   const double rows =
-      static_cast<double>(session.stats().rows_retrieved) / static_cast<double>(tokens.size() - 1);
+      static_cast<double>(stats.rows_retrieved) / static_cast<double>(tokens.size() - 1);
   const std::optional<std::int64_t> bytes = bytes_read(*context, of.options, rows);
   of.bytes_read = bytes && of.bytes_read ? std::optional(*of.bytes_read + *bytes) : std::nullopt;
-  of.rows += rows;
+  of.rows += stats.rows_per_retrieving_head(context->shape().q_heads);
 }
 
 PerplexityReport PerplexityRun::report() const {
   PerplexityReport report = report_;
-  const AttentionShape& shape = model_.config().attention;
   const auto finish = [&](Perplexity& of) {
-    std::int64_t heads = 0;
-    for (std::int64_t l = of.options.dense_layers; l < shape.layers; ++l)
-      heads += shape.window_of(l) == 0 ? shape.q_heads : 0;
-    of.rows = heads == 0 ? 0 : of.rows / static_cast<double>(report.pieces * heads);
+    if (report.pieces > 0) of.rows /= static_cast<double>(report.pieces);
     if (of.bytes_read) *of.bytes_read /= report.pieces;
   };
   finish(report.dense);
