@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "bench/kernels/chosen_attention.h"
+#include "bench/kernels/squeezed_choice.h"
 #include "gpu/attention/attention.h"
 #include "gpu/attention/cudnn_attention.h"
 #include "gpu/entries/selection.h"
@@ -87,7 +89,7 @@ struct Layers {
         out(of.heads() * of.head_dim),
         lse(of.heads()),
         arrived(of.meetings()),
-        partials(topkv::gpu::chosen_room_bytes(of.head_dim) / 4) {
+        partials(topkv::gpu::chosen_workspace_bytes(of.head_dim) / 4) {
     for (std::int64_t i = 0; i < of.copies; ++i) {
       keys.push_back(normal(of.elements(), static_cast<unsigned>(2 + 2 * i)));
       values.push_back(normal(of.elements(), static_cast<unsigned>(3 + 2 * i)));

@@ -2,6 +2,8 @@
 #include <numeric>
 
 #include "bench/gpu_selection.h"
+#include "bench/kernels/quest_bounds.h"
+#include "bench/kernels/sparq_components.h"
 
 namespace bench {
 

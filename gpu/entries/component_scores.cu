@@ -1,5 +1,4 @@
-// SparQ (selection.h): keys components first, scores by some of the components, and the mean value
-// for what is not attended.
+// Scores of keys by some of their components, for SparQ (selection.h).
 #include <cmath>
 #include <string>
 
@@ -121,72 +120,16 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-constexpr int tile = 64;
-
-/// A tile of rows, turned in shared memory.
-__global__ void __launch_bounds__(block)
-    spread_kernel(const __nv_bfloat16* keys, std::int64_t slots, int dim, std::int64_t first,
-                  std::int64_t rows, __nv_bfloat16* components) {
-  __shared__ __nv_bfloat16 turned[tile][tile + 2];
-  await_previous();
-  const std::int64_t meeting = blockIdx.z;
-  const std::int64_t row = first + std::int64_t{blockIdx.x} * tile;
-  const int component = static_cast<int>(blockIdx.y) * tile;
-  const int across = static_cast<int>(threadIdx.x) % tile;
-  for (int i = static_cast<int>(threadIdx.x) / tile; i < tile; i += block / tile) {
-    if (row + i < rows)
-      turned[across][i] = keys[(meeting * slots + row + i) * dim + component + across];
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x) / tile; i < tile; i += block / tile) {
-    if (row + across < rows)
-      components[(meeting * dim + component + i) * slots + row + across] = turned[i][across];
-  }
-}
-
-__global__ void reallocate_kernel(const float* shares, const float* means, int group, int dim,
-                                  std::int64_t count, float* out) {
-  await_previous();
-  const std::int64_t i = 4 * (std::int64_t{blockIdx.x} * block + static_cast<int>(threadIdx.x));
-  if (i >= count) return;
-  const std::int64_t head = i / dim;
-  const float share = shares[head];
-  const float4 x = load4(out + i);
-  const float4 mean = load4(means + head / group * dim + i % dim);
-  const float rest = 1 - share;
-  store4(out + i, {share * x.x + rest * mean.x, share * x.y + rest * mean.y,
-                   share * x.z + rest * mean.z, share * x.w + rest * mean.w});
-}
-
-void check_aligned(std::int64_t slots) {
-  if (slots % rows_each != 0)
-    throw InvalidArgument("CUDA components of keys: " + std::to_string(slots) +
-                          " slots, expected a multiple of " + std::to_string(rows_each));
-}
-
 }  // namespace
-
-void spread_components(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t slots,
-                       std::int64_t head_dim, std::int64_t first, std::int64_t rows,
-                       __nv_bfloat16* components, cudaStream_t stream) {
-  check_head_dim("components of keys", head_dim);
-  check_meetings("components of keys", meetings);
-  check_slots("components of keys", first, rows, slots);
-  check_aligned(slots);
-  if (rows <= first || meetings == 0) return;
-  launch_overlapped(spread_kernel,
-                    dim3(all_blocks(rows - first, tile), static_cast<unsigned>(head_dim / tile),
-                         static_cast<unsigned>(meetings)),
-                    block, 0, stream, keys, slots, static_cast<int>(head_dim), first, rows,
-                    components);
-}
 
 void score_components(const MeetingQueries& queries, const __nv_bfloat16* components,
                       std::int64_t slots, std::int64_t rows, std::int64_t read, float* scores,
                       cudaStream_t stream) {
   check_queries("scores by components", queries);
   check_slots("scores by components", 0, rows, slots);
-  check_aligned(slots);
+  if (slots % rows_each != 0)
+    throw InvalidArgument("CUDA components of keys: " + std::to_string(slots) +
+                          " slots, expected a multiple of " + std::to_string(rows_each));
   if (read < 1 || read > queries.head_dim)
     throw InvalidArgument("CUDA scores by components: " + std::to_string(read) + " of " +
                           std::to_string(queries.head_dim) + " components, expected 1 to all");
@@ -202,16 +145,6 @@ void score_components(const MeetingQueries& queries, const __nv_bfloat16* compon
   } else {
     launch(component_kernel<128>);
   }
-}
-
-void reallocate_mean(const MeetingQueries& queries, const float* shares, const float* means,
-                     const DevicePartial& partial, cudaStream_t stream) {
-  check_queries("the mean value", queries);
-  const std::int64_t count = queries.meetings * queries.group * queries.head_dim;
-  if (count == 0) return;
-  launch_overlapped(reallocate_kernel, dim3(all_blocks(count, 4 * block)), block, 0, stream, shares,
-                    means, static_cast<int>(queries.group), static_cast<int>(queries.head_dim),
-                    count, partial.out);
 }
 
 }  // namespace topkv::gpu

@@ -1,7 +1,7 @@
 // Selection methods of the literature where rows and what stands for them lie in the device's
-// memory: scores of what stands for keys, the choice of those that score best, attention over the
-// rows chosen. index/ has the same methods on the host (quest_index.h, sparq_index.h,
-// cluster_index.h), where their papers are named.
+// memory: scores of what stands for keys, and the choice of those that score best. index/ has the
+// same methods on the host (quest_index.h, sparq_index.h, cluster_index.h), where their papers are
+// named.
 //
 // A *meeting* is that of one token with one KV head: of one step of `sequences` sequences, number
 // sequence * kv_heads + KV head. Each has rows of its own, and `group` query heads, 16 at most.
@@ -34,21 +34,6 @@ struct ChosenEntries {
   std::int64_t capacity = 0;  ///< REQUIRES: as many as can be chosen
 };
 
-// What stands for keys.
-
-/// Quest's bounds of pages of `page` rows, of rows from number `first` on (a multiple of it) to
-/// `rows`. keys: [meetings, key_slots, head_dim]; bounds: [meetings, page_slots, 2, head_dim], of
-/// each channel the largest value, then of each the smallest.
-void bound_pages(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t key_slots,
-                 std::int64_t head_dim, std::int64_t page, std::int64_t first, std::int64_t rows,
-                 __nv_bfloat16* bounds, std::int64_t page_slots, cudaStream_t stream);
-
-/// SparQ's second copy of keys, components first: [meetings, head_dim, slots], of rows from number
-/// `first` on. keys: [meetings, slots, head_dim]. REQUIRES: slots is a multiple of 8.
-void spread_components(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t slots,
-                       std::int64_t head_dim, std::int64_t first, std::int64_t rows,
-                       __nv_bfloat16* components, cudaStream_t stream);
-
 // Scores: [meetings, group, count] float32, times the queries' scale.
 
 /// Quest: what no key of a page exceeds, Σ_i max(q_i largest_i, q_i smallest_i).
@@ -64,7 +49,7 @@ void score_centroids(const MeetingQueries& queries, const float* exact, const fl
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream);
 
 /// SparQ: by the `read` components with the largest sum of |q| over the group, divided by the
-/// square root of the share of |q| that they have. components: as spread_components writes them.
+/// square root of the share of |q| that they have. components: [meetings, head_dim, slots].
 /// REQUIRES: slots is a multiple of 8.
 void score_components(const MeetingQueries& queries, const __nv_bfloat16* components,
                       std::int64_t slots, std::int64_t rows, std::int64_t read, float* scores,
@@ -86,44 +71,5 @@ void choose_best(const float* scores, const MeetingQueries& queries, std::int64_
 void choose_heaviest(const float* scores, const MeetingQueries& queries, std::int64_t count,
                      std::int64_t k, const ChosenEntries& chosen, float* shares,
                      cudaStream_t stream);
-
-/// Clusters of rows: of each the number of the first of its rows in `rows`, [meetings, slots + 1],
-/// and rows, [meetings, row_slots], cluster by cluster.
-struct DeviceClusters {
-  const int* begin = nullptr;
-  const int* rows = nullptr;
-  std::int64_t slots = 0;
-  std::int64_t row_slots = 0;
-};
-/// Rows of the clusters whose importance, exp(score) / Σ_j N_j exp(score_j) over all clusters of
-/// the meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Of a
-/// head none of whose scores is above -inf none are. Rows do not ascend over clusters. capacity:
-/// row_slots.
-void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
-                      const DeviceClusters& clusters, float log_threshold,
-                      const ChosenEntries& chosen, cudaStream_t stream);
-
-// Attention over the rows chosen.
-
-/// What blocks of attend_chosen leave for each other.
-struct ChosenRoom {
-  int* arrived = nullptr;     ///< [meetings]: 0 before the first use, and after each
-  float* partials = nullptr;  ///< chosen_room_bytes
-};
-/// For the current device.
-std::int64_t chosen_room_bytes(std::int64_t head_dim);
-
-/// The partial of all heads of each group over the rows of its meeting's entries, pages of `page`
-/// rows (a power of two; above 1: entries ascend). rows.count: of every meeting, where the last
-/// page ends; in one place. Rows are spread over the device by their number, whichever meetings
-/// have them.
-void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
-                   const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
-                   const ChosenRoom& room, cudaStream_t stream);
-
-/// SparQ's mean value reallocation: out = share out + (1 - share) mean. means: [meetings,
-/// head_dim].
-void reallocate_mean(const MeetingQueries& queries, const float* shares, const float* means,
-                     const DevicePartial& partial, cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "bench/kernels/squeezed_choice.h"
 #include "gpu/entries/selection.h"
 #include "tests/gpu/kernels/choices.h"
 #include "tests/gpu/kernels/device_array.h"

@@ -11,6 +11,9 @@
 #include <set>
 #include <vector>
 
+#include "bench/kernels/chosen_attention.h"
+#include "bench/kernels/quest_bounds.h"
+#include "bench/kernels/sparq_components.h"
 #include "tests/gpu/kernels/attention_case.h"
 #include "tests/gpu/kernels/choices.h"
 #include "tests/gpu/kernels/device_array.h"
@@ -71,7 +74,7 @@ struct Chosen {
         entries(given.meetings * capacity),
         counts(given.meetings),
         arrived(std::vector<int>(static_cast<std::size_t>(given.meetings), 0)),
-        partials(chosen_room_bytes(given.dim) / 4),
+        partials(chosen_workspace_bytes(given.dim) / 4),
         out(test::not_numbers(given.meetings * given.group * given.dim)),
         lse(test::not_numbers(given.meetings * given.group)),
         room(capacity) {}

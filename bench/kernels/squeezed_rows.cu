@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gpu/bench/question_rows.h"
+#include "bench/kernels/squeezed_rows.h"
 #include "gpu/entries/selection_checks.h"
 #include "gpu/runtime/kernel_parts.cuh"
 

@@ -1,6 +1,5 @@
-// Squeezed Attention of a question on the device (gpu/bench/question.h), against float64.
-#include "gpu/bench/question.h"
-
+// Squeezed Attention of a question on the device (bench/kernels/squeezed_attention.h), against
+// float64.
 #include <cuda_bf16.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/kernels/squeezed_attention.h"
+#include "bench/kernels/squeezed_choice.h"
 #include "tests/gpu/kernels/attention_case.h"
 #include "tests/gpu/kernels/device_array.h"
 #include "tests/support/needs_gpu.h"

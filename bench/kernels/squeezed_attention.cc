@@ -1,10 +1,11 @@
+#include "bench/kernels/squeezed_attention.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "gpu/bench/question.h"
-#include "gpu/bench/question_checks.h"
-#include "gpu/bench/question_rows.h"
+#include "bench/kernels/squeezed_checks.h"
+#include "bench/kernels/squeezed_rows.h"
 #include "src/device/pieces.h"
 #include "topkv/error.h"
 

@@ -1,4 +1,4 @@
-// What all of question.h asks of its queries.
+// Checks of the queries of squeezed_attention.h.
 #pragma once
 
 #include <cstdint>

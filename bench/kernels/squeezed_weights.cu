@@ -1,10 +1,10 @@
-// Importances of clusters for a question (question.h): products of all its tokens with all
-// centroids, twice, as writing them would take longer.
+// Importances of clusters for a question (squeezed_attention.h): products of all its tokens with
+// all centroids, twice, as writing them would take longer.
 #include <cmath>
 #include <string>
 
-#include "gpu/bench/question.h"
-#include "gpu/bench/question_checks.h"
+#include "bench/kernels/squeezed_attention.h"
+#include "bench/kernels/squeezed_checks.h"
 #include "gpu/runtime/product_fold.cuh"
 
 namespace topkv::gpu {

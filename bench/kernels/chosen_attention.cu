@@ -1,13 +1,13 @@
-// Attention over chosen rows (selection.h): the attention kernel's tiles of keys, which here are
+// Attention over chosen rows: the attention kernel's tiles of keys, which here are
 // rows from anywhere. All meetings' tiles, one behind the other, are cut into as many equal parts
 // as the device runs blocks; what blocks find of a meeting's tiles is merged by the last of them.
 #include <algorithm>
 #include <cmath>
 #include <string>
 
+#include "bench/kernels/chosen_attention.h"
 #include "gpu/attention/attention_kernel.cuh"
 #include "gpu/attention/attention_parts.cuh"
-#include "gpu/entries/selection.h"
 #include "gpu/entries/selection_checks.h"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "topkv/error.h"
@@ -409,7 +409,7 @@ void launch(const ChosenTask& task, cudaStream_t stream) {
 
 }  // namespace
 
-std::int64_t chosen_room_bytes(std::int64_t head_dim) {
+std::int64_t chosen_workspace_bytes(std::int64_t head_dim) {
   check_head_dim("attention over chosen rows", head_dim);
   const auto bytes = [](auto tiling) {
     using T = decltype(tiling);
@@ -420,7 +420,7 @@ std::int64_t chosen_room_bytes(std::int64_t head_dim) {
 
 void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
-                   const ChosenRoom& room, cudaStream_t stream) {
+                   const ChosenWorkspace& workspace, cudaStream_t stream) {
   check_queries("attention over chosen rows", queries);
   if (page < 1 || (page & (page - 1)) != 0 || page > 4096 || rows.split < rows.count ||
       rows.first != 0 || rows.count < 0 || rows.count > (std::int64_t{1} << 30))
@@ -446,8 +446,8 @@ void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
   task.entries = chosen.entries;
   task.counts = chosen.counts;
   task.capacity = chosen.capacity;
-  task.arrived = room.arrived;
-  task.partials = room.partials;
+  task.arrived = workspace.arrived;
+  task.partials = workspace.partials;
   if (queries.head_dim == 64) {
     launch<ChosenTiling<64>>(task, stream);
   } else {

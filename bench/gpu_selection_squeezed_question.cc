@@ -1,10 +1,11 @@
-// Squeezed Attention of a question, many tokens that choose together (gpu/bench/question.h).
+// Squeezed Attention of a question, many tokens that choose together
+// (bench/kernels/squeezed_attention.h).
 #include <limits>
 #include <stdexcept>
 #include <thread>
 
 #include "bench/gpu_selection.h"
-#include "gpu/bench/question.h"
+#include "bench/kernels/squeezed_attention.h"
 
 namespace bench {
 namespace {

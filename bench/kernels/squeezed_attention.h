@@ -3,7 +3,7 @@
 // selection.h says of meetings, memory and refusals holds here; a meeting is that of all tokens
 // with a KV head.
 //
-// A question goes: weigh_clusters, choose_important (selection.h), QuestionAttention::attend.
+// A question goes: weigh_clusters, choose_important (squeezed_choice.h), QuestionAttention::attend.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "bench/kernels/squeezed_choice.h"
 #include "gpu/attention/attention.h"
 #include "gpu/attention/cudnn_attention.h"
 #include "gpu/entries/selection.h"

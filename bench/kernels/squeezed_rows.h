@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
+#include "bench/kernels/squeezed_attention.h"
 #include "gpu/attention/attention.h"
 #include "gpu/attention/cudnn_attention.h"
-#include "gpu/bench/question.h"
 
 namespace topkv::gpu {
 

@@ -1,0 +1,31 @@
+// Attention over chosen rows in device memory. selection.h has the rules for shapes, memory and
+// errors.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "gpu/attention/attention.h"
+#include "gpu/entries/selection.h"
+
+namespace topkv::gpu {
+
+/// What blocks of attend_chosen leave for each other.
+struct ChosenWorkspace {
+  int* arrived = nullptr;     ///< [meetings]: 0 before the first use, and after each
+  float* partials = nullptr;  ///< chosen_workspace_bytes
+};
+/// For the current device.
+std::int64_t chosen_workspace_bytes(std::int64_t head_dim);
+
+/// The partial of all heads of each group over the rows of its meeting's entries, pages of `page`
+/// rows (a power of two; above 1: entries ascend). rows.count: of every meeting, where the last
+/// page ends; in one place. Rows are spread over the device by their number, whichever meetings
+/// have them.
+void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
+                   const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
+                   const ChosenWorkspace& workspace, cudaStream_t stream);
+
+}  // namespace topkv::gpu

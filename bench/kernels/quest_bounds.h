@@ -1,0 +1,19 @@
+// Bounds of the keys of a page, for Quest (index/methods/quest_index.h). The keys are in device
+// memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace topkv::gpu {
+
+/// Quest's bounds of pages of `page` rows, of rows from number `first` on (a multiple of it) to
+/// `rows`. keys: [meetings, key_slots, head_dim]; bounds: [meetings, page_slots, 2, head_dim], of
+/// each channel the largest value, then of each the smallest.
+void bound_pages(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t key_slots,
+                 std::int64_t head_dim, std::int64_t page, std::int64_t first, std::int64_t rows,
+                 __nv_bfloat16* bounds, std::int64_t page_slots, cudaStream_t stream);
+
+}  // namespace topkv::gpu

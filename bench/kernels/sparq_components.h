@@ -1,0 +1,26 @@
+// SparQ (index/methods/sparq_index.h) over rows in device memory: a copy of the keys, components
+// first, and the mean value for the rows that are not attended.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "gpu/attention/attention.h"
+#include "gpu/entries/selection.h"
+
+namespace topkv::gpu {
+
+/// SparQ's second copy of keys, components first: [meetings, head_dim, slots], of rows from number
+/// `first` on. keys: [meetings, slots, head_dim]. REQUIRES: slots is a multiple of 8.
+void spread_components(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t slots,
+                       std::int64_t head_dim, std::int64_t first, std::int64_t rows,
+                       __nv_bfloat16* components, cudaStream_t stream);
+
+/// SparQ's mean value reallocation: out = share out + (1 - share) mean. means: [meetings,
+/// head_dim].
+void reallocate_mean(const MeetingQueries& queries, const float* shares, const float* means,
+                     const DevicePartial& partial, cudaStream_t stream);
+
+}  // namespace topkv::gpu
