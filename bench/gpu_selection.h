@@ -18,7 +18,8 @@
 #include "bench/kernels/squeezed_choice.h"
 #include "gpu/attention/attention.h"
 #include "gpu/attention/cudnn_attention.h"
-#include "gpu/entries/selection.h"
+#include "gpu/entries/entry_scores.h"
+#include "gpu/entries/top_entries.h"
 #include "gpu/runtime/handles.h"
 
 namespace bench {

@@ -13,7 +13,7 @@
 #include "gpu/attention/step_io.h"
 #include "gpu/codes/codes.h"
 #include "gpu/entries/cuda_summaries.h"
-#include "gpu/entries/selection.h"
+#include "gpu/entries/top_entries.h"
 #include "gpu/network/elementwise.h"
 #include "gpu/network/experts.h"
 #include "gpu/runtime/page_lock.h"

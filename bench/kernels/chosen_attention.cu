@@ -8,7 +8,7 @@
 #include "bench/kernels/chosen_attention.h"
 #include "gpu/attention/attention_kernel.cuh"
 #include "gpu/attention/attention_parts.cuh"
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "topkv/error.h"
 

@@ -1,4 +1,4 @@
-// Attention over chosen rows in device memory. selection.h has the rules for shapes, memory and
+// Attention over chosen rows in device memory. entry_scores.h has the rules for shapes, memory and
 // errors.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "gpu/attention/attention.h"
-#include "gpu/entries/selection.h"
+#include "gpu/entries/top_entries.h"
 
 namespace topkv::gpu {
 

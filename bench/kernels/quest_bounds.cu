@@ -2,7 +2,7 @@
 #include <string>
 
 #include "bench/kernels/quest_bounds.h"
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "topkv/error.h"
 

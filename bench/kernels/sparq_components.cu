@@ -1,7 +1,7 @@
 #include <string>
 
 #include "bench/kernels/sparq_components.h"
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "topkv/error.h"
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "gpu/attention/attention.h"
-#include "gpu/entries/selection.h"
+#include "gpu/entries/head_step_queries.h"
 
 namespace topkv::gpu {
 

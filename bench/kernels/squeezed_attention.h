@@ -1,6 +1,6 @@
 // Squeezed Attention (index/methods/squeezed_index.h) of a question where rows lie in the device's
 // memory: many tokens that choose together, of each head the rows that all of them attend. What
-// selection.h says of meetings, memory and refusals holds here; a meeting is that of all tokens
+// entry_scores.h says of meetings, memory and refusals holds here; a meeting is that of all tokens
 // with a KV head.
 //
 // A question goes: weigh_clusters, choose_important (squeezed_choice.h), QuestionAttention::attend.
@@ -15,7 +15,7 @@
 #include "bench/kernels/squeezed_choice.h"
 #include "gpu/attention/attention.h"
 #include "gpu/attention/cudnn_attention.h"
-#include "gpu/entries/selection.h"
+#include "gpu/entries/top_entries.h"
 
 namespace topkv::gpu {
 

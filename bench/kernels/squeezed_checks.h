@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {

@@ -1,12 +1,12 @@
 // The choice of Squeezed Attention (index/methods/squeezed_index.h): the rows of the clusters whose
-// importance reaches a threshold. selection.h has the rules for shapes, memory and errors.
+// importance reaches a threshold. entry_scores.h has the rules for shapes, memory and errors.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#include "gpu/entries/selection.h"
+#include "gpu/entries/top_entries.h"
 
 namespace topkv::gpu {
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "bench/kernels/squeezed_rows.h"
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
 #include "gpu/runtime/kernel_parts.cuh"
 
 namespace topkv::gpu {

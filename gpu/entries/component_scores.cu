@@ -1,9 +1,9 @@
-// Scores of keys by some of their components, for SparQ (selection.h).
+// Scores of keys by some of their components, for SparQ (entry_scores.h).
 #include <cmath>
 #include <string>
 
-#include "gpu/entries/selection.h"
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
+#include "gpu/entries/entry_scores.h"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "topkv/error.h"
 

@@ -4,9 +4,10 @@
 #include <utility>
 
 #include "gpu/device.h"
-#include "gpu/entries/selection.h"
-#include "gpu/entries/selection_checks.h"
-#include "gpu/entries/selection_step.h"
+#include "gpu/entries/entry_checks.h"
+#include "gpu/entries/entry_scores.h"
+#include "gpu/entries/score_masks.h"
+#include "gpu/entries/top_entries.h"
 #include "gpu/long_work.h"
 #include "gpu/network/elementwise.h"
 #include "src/device/pieces.h"

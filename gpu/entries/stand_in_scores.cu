@@ -1,9 +1,9 @@
-// Scores of pages and of centroids (selection.h): inner products with rows that are read once.
+// Scores of pages and of centroids (entry_scores.h): inner products with rows that are read once.
 #include <cmath>
 #include <string>
 
-#include "gpu/entries/selection.h"
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
+#include "gpu/entries/entry_scores.h"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "topkv/error.h"
 

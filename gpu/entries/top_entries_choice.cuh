@@ -7,9 +7,9 @@
 #include <string>
 #include <type_traits>
 
-#include "gpu/entries/choice_team.cuh"
-#include "gpu/entries/selection.h"
-#include "gpu/entries/selection_checks.h"
+#include "gpu/entries/entry_checks.h"
+#include "gpu/entries/top_entries.h"
+#include "gpu/entries/top_entries_team.cuh"
 #include "topkv/error.h"
 
 namespace topkv::gpu {

@@ -1,4 +1,4 @@
-// Choices among scores on the device (gpu/entries/selection.h), against float64.
+// Choices among scores on the device (gpu/entries/top_entries.h), against float64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bench/kernels/squeezed_choice.h"
-#include "gpu/entries/selection.h"
+#include "gpu/entries/top_entries.h"
 #include "tests/gpu/kernels/choices.h"
 #include "tests/gpu/kernels/device_array.h"
 #include "tests/support/needs_gpu.h"

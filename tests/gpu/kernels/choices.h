@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "gpu/entries/selection.h"
+#include "gpu/entries/head_step_queries.h"
 
 namespace test {
 

@@ -1,6 +1,5 @@
-// Selection methods on the device (gpu/entries/selection.h), against float64 and plain loops.
-#include "gpu/entries/selection.h"
-
+// Scores, choices and attention over chosen rows on the device (gpu/entries/entry_scores.h),
+// against float64 and plain loops.
 #include <cuda_bf16.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +13,8 @@
 #include "bench/kernels/chosen_attention.h"
 #include "bench/kernels/quest_bounds.h"
 #include "bench/kernels/sparq_components.h"
+#include "gpu/entries/entry_scores.h"
+#include "gpu/entries/top_entries.h"
 #include "tests/gpu/kernels/attention_case.h"
 #include "tests/gpu/kernels/choices.h"
 #include "tests/gpu/kernels/device_array.h"

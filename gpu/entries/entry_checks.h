@@ -1,10 +1,10 @@
-// What all kernels of selection.h ask of their queries.
+// Checks of the arguments of kernels of gpu/entries/.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "gpu/entries/selection.h"
+#include "gpu/entries/head_step_queries.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {

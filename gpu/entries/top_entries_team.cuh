@@ -1,4 +1,4 @@
-// A meeting chooses among its scores (selection.h): the threads of a block, or of a cluster of
+// A meeting chooses among its scores (top_entries.h): the threads of a block, or of a cluster of
 // blocks where candidates are many. They count the scores in equal parts of their range, and rank
 // those of the part where the choice ends one by one; where these are too many, they go by the
 // scores' bits, the highest 11 first. Only for .cu files.

@@ -1,9 +1,8 @@
-// Choices among scores (selection.h).
 #include <algorithm>
 #include <cmath>
 #include <string>
 
-#include "gpu/entries/selection.h"
+#include "gpu/entries/top_entries.h"
 #include "gpu/entries/top_entries_choice.cuh"
 #include "topkv/error.h"
 

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "gpu/entries/selection_step.h"
+#include "gpu/entries/score_masks.h"
 #include "gpu/runtime/kernel_parts.cuh"
 
 namespace topkv::gpu {
