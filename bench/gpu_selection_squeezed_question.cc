@@ -10,8 +10,8 @@
 namespace bench {
 namespace {
 
-using topkv::gpu::QuestionAttention;
-using topkv::gpu::QuestionQueries;
+using topkv::gpu::SqueezedAttention;
+using topkv::gpu::SqueezedQueries;
 
 /// Tokens of a question ask for about the same: what a head's queries have in common is of the size
 /// of what they have not.
@@ -44,7 +44,7 @@ struct Question {
         out(count * of.shape.heads() * of.shape.head_dim),
         lse(count * of.shape.heads()) {}
 
-  QuestionQueries queries() const {
+  SqueezedQueries queries() const {
     const Shape& shape = layers.shape;
     return {data.data(), tokens, shape.meetings(), shape.group, shape.head_dim, shape.scale()};
   }
@@ -176,8 +176,8 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
   for (const std::int64_t head : checked) host_rows.emplace_back(layers, 0, head / shape.group);
   for (const std::int64_t count : tokens) {
     const Question question(layers, count);
-    const QuestionQueries queries = question.queries();
-    const Array<float> room(topkv::gpu::weigh_room(queries, groups.count));
+    const SqueezedQueries queries = question.queries();
+    const Array<float> room(topkv::gpu::weigh_workspace(queries, groups.count));
     const auto weigh = [&](std::int64_t) {
       topkv::gpu::weigh_clusters(queries, centroids->data(), groups.count, groups.count,
                                  groups.device(), room.data(), scores.data(), layers.stream);
@@ -212,14 +212,14 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
           log_threshold);
       const std::vector<int> listed = counts.read();
       const std::int64_t piece_rows = shape.rows > (1 << 18) ? 8192 : 4096;
-      QuestionAttention attention(cudnn, {.tokens = count,
+      SqueezedAttention attention(cudnn, {.tokens = count,
                                           .meetings = shape.meetings(),
                                           .group = shape.group,
                                           .head_dim = shape.head_dim,
                                           .scale = shape.scale(),
                                           .rows = shape.rows,
                                           .piece_rows = piece_rows});
-      const Array<std::byte> attention_room(attention.room_bytes());
+      const Array<std::byte> attention_room(attention.workspace_bytes());
       const auto attend = [&](std::int64_t) {
         attention.attend(queries, layers.rows(0), chosen,
                          {question.out.data(), question.lse.data()}, Into::overwrite,
@@ -255,7 +255,7 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
           products * static_cast<double>(groups.count) / weighing / 1e12, 1e6 * seconds(choose),
           1e6 * attending,
           products / static_cast<double>(shape.meetings()) * rows / attending / 1e12,
-          static_cast<double>(attention.room_bytes()) / (1 << 30));
+          static_cast<double>(attention.workspace_bytes()) / (1 << 30));
     }
   }
 }

@@ -20,9 +20,9 @@ std::int64_t pieces_of(std::int64_t rows, std::int64_t piece_rows) {
 
 }  // namespace
 
-QuestionAttention::QuestionAttention(CudnnAttention& cudnn, const Shape& shape)
+SqueezedAttention::SqueezedAttention(CudnnAttention& cudnn, const Shape& shape)
     : cudnn_(cudnn), shape_(shape) {
-  check_question(what, shape.tokens, shape.meetings, shape.group, shape.head_dim, shape.scale);
+  check_squeezed(what, shape.tokens, shape.meetings, shape.group, shape.head_dim, shape.scale);
   if (shape.piece_rows < 256 || shape.piece_rows % 256 != 0 || shape.pieces < 1 ||
       shape.pieces > 65535 || shape.rows < 0 || shape.rows > (std::int64_t{1} << 30)) {
     throw InvalidArgument(fmt::format(
@@ -58,9 +58,9 @@ QuestionAttention::QuestionAttention(CudnnAttention& cudnn, const Shape& shape)
   layout_.total = pieces.used();
 }
 
-void QuestionAttention::attend(const QuestionQueries& queries, const DeviceRows& rows,
+void SqueezedAttention::attend(const SqueezedQueries& queries, const DeviceRows& rows,
                                const ChosenEntries& chosen, const DevicePartial& partial, Into into,
-                               std::byte* room, cudaStream_t stream) {
+                               std::byte* workspace, cudaStream_t stream) {
   if (queries.tokens != shape_.tokens || queries.meetings != shape_.meetings ||
       queries.group != shape_.group || queries.head_dim != shape_.head_dim ||
       queries.scale != shape_.scale || rows.count > shape_.rows || rows.split < rows.count ||
@@ -72,12 +72,12 @@ void QuestionAttention::attend(const QuestionQueries& queries, const DeviceRows&
         shape_.tokens, shape_.meetings, shape_.group, shape_.head_dim, shape_.rows));
   }
   if (shape_.meetings == 0) return;
-  const auto at = [&](std::int64_t offset) { return room + offset; };
+  const auto at = [&](std::int64_t offset) { return workspace + offset; };
   const auto bf16 = [&](std::int64_t offset) {
     return reinterpret_cast<__nv_bfloat16*>(at(offset));
   };
   const auto ints = [&](std::int64_t offset) { return reinterpret_cast<int*>(at(offset)); };
-  QuestionPieces pieces{.rows = static_cast<int>(shape_.piece_rows),
+  SqueezedPieces pieces{.rows = static_cast<int>(shape_.piece_rows),
                         .slots = static_cast<int>(shape_.pieces),
                         .begin = 0,
                         .first = ints(layout_.first),

@@ -3,7 +3,7 @@
 // entry_scores.h says of meetings, memory and refusals holds here; a meeting is that of all tokens
 // with a KV head.
 //
-// A question goes: weigh_clusters, choose_important (squeezed_choice.h), QuestionAttention::attend.
+// A question goes: weigh_clusters, choose_important (squeezed_choice.h), SqueezedAttention::attend.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +19,7 @@
 
 namespace topkv::gpu {
 
-struct QuestionQueries {
+struct SqueezedQueries {
   const __nv_bfloat16* data = nullptr;  ///< [tokens, meetings, group, head_dim]
   std::int64_t tokens = 0;
   std::int64_t meetings = 0;
@@ -29,7 +29,7 @@ struct QuestionQueries {
 };
 
 /// Floats that weigh_clusters works in.
-std::int64_t weigh_room(const QuestionQueries& queries, std::int64_t count);
+std::int64_t weigh_workspace(const SqueezedQueries& queries, std::int64_t count);
 
 /// What choose_important chooses by: for each head the logarithms of clusters' importances,
 ///
@@ -38,15 +38,15 @@ std::int64_t weigh_room(const QuestionQueries& queries, std::int64_t count);
 /// averaged over the tokens, up to a number that is the head's. A token of which a score is beyond
 /// float32 has no say. centroids: [meetings, slots, head_dim]; scores: [meetings, group, count]; of
 /// clusters: how many rows each has.
-void weigh_clusters(const QuestionQueries& queries, const __nv_bfloat16* centroids,
+void weigh_clusters(const SqueezedQueries& queries, const __nv_bfloat16* centroids,
                     std::int64_t slots, std::int64_t count, const DeviceClusters& clusters,
-                    float* room, float* scores, cudaStream_t stream);
+                    float* workspace, float* scores, cudaStream_t stream);
 
 /// Attention of all tokens over the rows that their heads chose, by cuDNN. Rows are copied next to
 /// each other in pieces of so many, whichever heads have them, and as many pieces as there is room
 /// for are attended at a time; so the work is that of the rows chosen. Tokens attend all rows that
 /// were chosen: they come behind them. Threads: as CudnnAttention.
-class QuestionAttention {
+class SqueezedAttention {
  public:
   struct Shape {
     std::int64_t tokens = 0;
@@ -63,16 +63,16 @@ class QuestionAttention {
 
   /// Makes cuDNN's plan, which takes time. cudnn: outlives this. Throws Unsupported where it has
   /// none.
-  QuestionAttention(CudnnAttention& cudnn, const Shape& shape);
+  SqueezedAttention(CudnnAttention& cudnn, const Shape& shape);
 
   /// Device memory that attend works in, 256-byte aligned.
-  std::int64_t room_bytes() const { return layout_.total; }
+  std::int64_t workspace_bytes() const { return layout_.total; }
 
   /// The partial, [tokens, meetings, group], of all tokens over rows of their meetings.
   /// REQUIRES: queries of the shape, no more rows, none of them in a ring, and entries that are
   /// rows.
-  void attend(const QuestionQueries& queries, const DeviceRows& rows, const ChosenEntries& chosen,
-              const DevicePartial& partial, Into into, std::byte* room, cudaStream_t stream);
+  void attend(const SqueezedQueries& queries, const DeviceRows& rows, const ChosenEntries& chosen,
+              const DevicePartial& partial, Into into, std::byte* workspace, cudaStream_t stream);
 
  private:
   /// Offsets of what a piece has, and of all else.

@@ -9,7 +9,7 @@
 
 namespace topkv::gpu {
 
-inline void check_question(const std::string& what, std::int64_t tokens, std::int64_t meetings,
+inline void check_squeezed(const std::string& what, std::int64_t tokens, std::int64_t meetings,
                            std::int64_t group, std::int64_t head_dim, float scale) {
   check_queries(what, {nullptr, meetings, group, head_dim, scale});
   if (meetings * group > 65535)

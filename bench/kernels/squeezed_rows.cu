@@ -59,10 +59,10 @@ __device__ __forceinline__ int meeting_of(const int* first, int meetings, int pi
 template <int chunks>
 struct PieceCopy {
   static constexpr int across = block / chunks;  // rows at the same time
-  const QuestionQueries& queries;
+  const SqueezedQueries& queries;
   const DeviceRows& rows;
   const ChosenEntries& chosen;
-  const QuestionPieces& pieces;
+  const SqueezedPieces& pieces;
   int slot, meeting;
   int thread = static_cast<int>(threadIdx.x);
   int chunk = thread % chunks;
@@ -116,8 +116,8 @@ struct PieceCopy {
 /// Blocks go through parts of pieces: some of rows, the others of queries.
 template <int chunks>
 __global__ void __launch_bounds__(block)
-    pack_kernel(const QuestionQueries queries, const DeviceRows rows, const ChosenEntries chosen,
-                const QuestionPieces pieces, int row_parts, int parts) {
+    pack_kernel(const SqueezedQueries queries, const DeviceRows rows, const ChosenEntries chosen,
+                const SqueezedPieces pieces, int row_parts, int parts) {
   await_previous();
   const auto meetings = static_cast<int>(queries.meetings);
   const int there = max(0, min(pieces.slots, pieces.first[meetings] - pieces.begin));
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(block)
 
 /// By a warp, `each` elements a lane: head `number` of all tokens' heads.
 template <int each>
-__device__ __forceinline__ void merge_head(const QuestionQueries& queries,
-                                           const QuestionPieces& pieces,
+__device__ __forceinline__ void merge_head(const SqueezedQueries& queries,
+                                           const SqueezedPieces& pieces,
                                            const DevicePartial& partial, bool merge,
                                            std::int64_t number) {
   const std::int64_t heads = queries.meetings * queries.group;
@@ -192,7 +192,7 @@ __device__ __forceinline__ void merge_head(const QuestionQueries& queries,
 
 template <int each>
 __global__ void __launch_bounds__(block)
-    merge_kernel(const QuestionQueries queries, const QuestionPieces pieces,
+    merge_kernel(const SqueezedQueries queries, const SqueezedPieces pieces,
                  const DevicePartial partial, bool merge) {
   await_previous();
   if (merge && pieces.first[queries.meetings] <= pieces.begin) return;
@@ -206,14 +206,14 @@ __global__ void __launch_bounds__(block)
 
 }  // namespace
 
-void number_pieces(const int* counts, std::int64_t meetings, const QuestionPieces& pieces,
+void number_pieces(const int* counts, std::int64_t meetings, const SqueezedPieces& pieces,
                    cudaStream_t stream) {
   launch_overlapped(number_kernel, dim3(1), block, 0, stream, counts, static_cast<int>(meetings),
                     pieces.rows, pieces.first);
 }
 
-void pack_pieces(const QuestionQueries& queries, const DeviceRows& rows,
-                 const ChosenEntries& chosen, const QuestionPieces& pieces, cudaStream_t stream) {
+void pack_pieces(const SqueezedQueries& queries, const DeviceRows& rows,
+                 const ChosenEntries& chosen, const SqueezedPieces& pieces, cudaStream_t stream) {
   const auto row_parts = static_cast<int>(all_blocks(pieces.rows, copied_rows));
   const int parts =
       row_parts + static_cast<int>(all_blocks(queries.tokens * queries.group, copied_rows));
@@ -230,7 +230,7 @@ void pack_pieces(const QuestionQueries& queries, const DeviceRows& rows,
   }
 }
 
-void merge_pieces(const QuestionQueries& queries, const QuestionPieces& pieces,
+void merge_pieces(const SqueezedQueries& queries, const SqueezedPieces& pieces,
                   const DevicePartial& partial, Into into, cudaStream_t stream) {
   const std::int64_t heads = queries.tokens * queries.meetings * queries.group;
   const auto blocks =

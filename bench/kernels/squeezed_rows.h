@@ -1,5 +1,5 @@
 // Rows that a question's heads chose, in pieces next to each other, and partials of pieces
-// (QuestionAttention). All on the device, asynchronous, on the stream.
+// (SqueezedAttention). All on the device, asynchronous, on the stream.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,7 @@
 namespace topkv::gpu {
 
 /// Pieces are numbered meeting by meeting. Slot i of `slots` has piece `begin` + i.
-struct QuestionPieces {
+struct SqueezedPieces {
   int rows = 0;  ///< of a piece
   int slots = 0;
   int begin = 0;
@@ -28,16 +28,16 @@ struct QuestionPieces {
 };
 
 /// Writes `first`.
-void number_pieces(const int* counts, std::int64_t meetings, const QuestionPieces& pieces,
+void number_pieces(const int* counts, std::int64_t meetings, const SqueezedPieces& pieces,
                    cudaStream_t stream);
 
 /// Writes keys and values, zeros behind them up to a multiple of 256, queries and both lengths.
-void pack_pieces(const QuestionQueries& queries, const DeviceRows& rows,
-                 const ChosenEntries& chosen, const QuestionPieces& pieces, cudaStream_t stream);
+void pack_pieces(const SqueezedQueries& queries, const DeviceRows& rows,
+                 const ChosenEntries& chosen, const SqueezedPieces& pieces, cudaStream_t stream);
 
 /// Merges pieces' partials into those of their heads. Overwrite: in the place of what is there, the
 /// empty partial of heads that have none.
-void merge_pieces(const QuestionQueries& queries, const QuestionPieces& pieces,
+void merge_pieces(const SqueezedQueries& queries, const SqueezedPieces& pieces,
                   const DevicePartial& partial, Into into, cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -85,26 +85,26 @@ struct SumLog {
 
 }  // namespace
 
-std::int64_t weigh_room(const QuestionQueries& queries, std::int64_t count) {
+std::int64_t weigh_workspace(const SqueezedQueries& queries, std::int64_t count) {
   return queries.meetings * (fold_padded(count) + queries.group * fold_padded(queries.tokens));
 }
 
-void weigh_clusters(const QuestionQueries& queries, const __nv_bfloat16* centroids,
+void weigh_clusters(const SqueezedQueries& queries, const __nv_bfloat16* centroids,
                     std::int64_t slots, std::int64_t count, const DeviceClusters& clusters,
-                    float* room, float* scores, cudaStream_t stream) {
+                    float* workspace, float* scores, cudaStream_t stream) {
   const std::string what = "importances of clusters";
-  check_question(what, queries.tokens, queries.meetings, queries.group, queries.head_dim,
+  check_squeezed(what, queries.tokens, queries.meetings, queries.group, queries.head_dim,
                  queries.scale);
   check_slots(what, 0, count, slots);
   check_slots(what, 0, count, clusters.slots);
   if (count <= 0 || queries.meetings == 0) return;
   const auto heads = static_cast<int>(queries.meetings * queries.group);
   const std::int64_t padded = fold_padded(count);
-  float* const tokens_offsets = room + queries.meetings * padded;
+  float* const tokens_offsets = workspace + queries.meetings * padded;
   launch_overlapped(members_kernel,
                     dim3(all_blocks(padded, block), static_cast<unsigned>(queries.meetings)), block,
                     0, stream, clusters.begin, clusters.slots, static_cast<int>(count),
-                    static_cast<int>(padded), room);
+                    static_cast<int>(padded), workspace);
   const FoldRows<__nv_bfloat16> of_tokens{queries.data, static_cast<int>(queries.tokens),
                                           heads * queries.head_dim, queries.head_dim, 1};
   const FoldRows<__nv_bfloat16> of_clusters{centroids, static_cast<int>(count), queries.head_dim,
@@ -116,7 +116,7 @@ void weigh_clusters(const QuestionQueries& queries, const __nv_bfloat16* centroi
   const SumLog logs{static_cast<int>(count), scores};
   const auto launch = [&](auto dim) {
     constexpr int head_dim = decltype(dim)::value;
-    launch_fold<head_dim, __nv_bfloat16>({of_tokens, of_clusters, scale, room}, heads, sums,
+    launch_fold<head_dim, __nv_bfloat16>({of_tokens, of_clusters, scale, workspace}, heads, sums,
                                          stream);
     launch_fold<head_dim, __nv_bfloat16>({of_clusters, of_tokens, scale, tokens_offsets}, heads,
                                          logs, stream);

@@ -97,9 +97,9 @@ struct Device {
         queries(to_bf16(of.queries)),
         centroids(to_bf16(of.centroids)),
         begin(of.begin),
-        room(weigh_room(question(), of.clusters)),
+        room(weigh_workspace(question(), of.clusters)),
         scores(of.heads() * of.clusters) {}
-  QuestionQueries question() const {
+  SqueezedQueries question() const {
     return {queries.data(), asked.tokens, asked.meetings, asked.group, asked.dim, asked.scale()};
   }
   void weigh(const int* rows = nullptr) {
@@ -114,7 +114,7 @@ struct Device {
   DeviceArray<float> room, scores;
 };
 
-TEST(GpuQuestion, ImportancesAreAveragedOverTokens) {
+TEST(GpuSqueezed, ImportancesAreAveragedOverTokens) {
   TOPKV_NEEDS_GPU();
   const Asked cases[] = {{1, 1, 1, 64, 1},
                          {1, 2, 3, 128, 65},
@@ -146,7 +146,7 @@ TEST(GpuQuestion, ImportancesAreAveragedOverTokens) {
   }
 }
 
-TEST(GpuQuestion, TokensBeyondFloat32HaveNoSay) {
+TEST(GpuSqueezed, TokensBeyondFloat32HaveNoSay) {
   TOPKV_NEEDS_GPU();
   Asked asked{70, 1, 2, 64, 90};
   std::vector<bool> say(70, true);
@@ -170,7 +170,7 @@ TEST(GpuQuestion, TokensBeyondFloat32HaveNoSay) {
   }
 }
 
-TEST(GpuQuestion, ClustersAboveAThresholdOfAnyHeadAreChosen) {
+TEST(GpuSqueezed, ClustersAboveAThresholdOfAnyHeadAreChosen) {
   TOPKV_NEEDS_GPU();
   const Asked asked{130, 3, 2, 128, 800, 3.0F};
   std::vector<int> rows;  // cluster by cluster, in an order that is not theirs
@@ -259,7 +259,7 @@ void expect_attended(CudnnAttention& cudnn, const Attended& of, Into into) {
   }
   const DeviceArray<float> out(before_out);
   const DeviceArray<float> lse(before_lse);
-  QuestionAttention attention(cudnn, {.tokens = of.tokens,
+  SqueezedAttention attention(cudnn, {.tokens = of.tokens,
                                       .meetings = of.meetings,
                                       .group = of.group,
                                       .head_dim = of.dim,
@@ -267,7 +267,7 @@ void expect_attended(CudnnAttention& cudnn, const Attended& of, Into into) {
                                       .rows = of.rows,
                                       .piece_rows = of.piece_rows,
                                       .pieces = of.pieces});
-  const DeviceArray<std::byte> room(attention.room_bytes());
+  const DeviceArray<std::byte> room(attention.workspace_bytes());
   attention.attend({queries.data(), of.tokens, of.meetings, of.group, of.dim, scale},
                    {.keys = keys.data(),
                     .values = values.data(),
@@ -308,7 +308,7 @@ void expect_attended(CudnnAttention& cudnn, const Attended& of, Into into) {
   }
 }
 
-TEST(GpuQuestion, AttendsTheRowsOfEachHead) {
+TEST(GpuSqueezed, AttendsTheRowsOfEachHead) {
   TOPKV_NEEDS_CUDNN();
   CudnnAttention cudnn;
   const Attended cases[] = {
@@ -324,32 +324,32 @@ TEST(GpuQuestion, AttendsTheRowsOfEachHead) {
   }
 }
 
-TEST(GpuQuestion, RefusesWhatItDoesNotKnow) {
+TEST(GpuSqueezed, RefusesWhatItDoesNotKnow) {
   TOPKV_NEEDS_GPU();
-  const QuestionQueries odd{nullptr, 8, 1, 1, 80, 1.0F};
+  const SqueezedQueries odd{nullptr, 8, 1, 1, 80, 1.0F};
   EXPECT_THROW(
       weigh_clusters(odd, nullptr, 4, 4, {nullptr, nullptr, 4, 4}, nullptr, nullptr, nullptr),
       Unsupported);
-  const QuestionQueries none{nullptr, 0, 1, 1, 64, 1.0F};
+  const SqueezedQueries none{nullptr, 0, 1, 1, 64, 1.0F};
   EXPECT_THROW(
       weigh_clusters(none, nullptr, 4, 4, {nullptr, nullptr, 4, 4}, nullptr, nullptr, nullptr),
       InvalidArgument);
-  const QuestionQueries fine{nullptr, 8, 1, 1, 64, 1.0F};
+  const SqueezedQueries fine{nullptr, 8, 1, 1, 64, 1.0F};
   EXPECT_THROW(
       weigh_clusters(fine, nullptr, 4, 5, {nullptr, nullptr, 5, 5}, nullptr, nullptr, nullptr),
       InvalidArgument);
   std::string why;
   if (!CudnnAttention::available(&why)) return;
   CudnnAttention cudnn;
-  QuestionAttention::Shape shape{
+  SqueezedAttention::Shape shape{
       .tokens = 64, .meetings = 2, .head_dim = 64, .scale = 1, .rows = 9};
   shape.piece_rows = 100;
-  EXPECT_THROW(QuestionAttention(cudnn, shape), InvalidArgument);
+  EXPECT_THROW(SqueezedAttention(cudnn, shape), InvalidArgument);
   shape.piece_rows = 256;
   shape.head_dim = 96;
-  EXPECT_THROW(QuestionAttention(cudnn, shape), Unsupported);
+  EXPECT_THROW(SqueezedAttention(cudnn, shape), Unsupported);
   shape.head_dim = 64;
-  QuestionAttention attention(cudnn, shape);
+  SqueezedAttention attention(cudnn, shape);
   EXPECT_THROW(attention.attend({nullptr, 64, 2, 1, 64, 1}, {.count = 10}, {}, {}, Into::overwrite,
                                 nullptr, nullptr),
                InvalidArgument);

@@ -15,7 +15,7 @@ constexpr int at_once = 8;  // rows that a lane reads a part of before it sums
 
 /// Rows of `width` elements for each meeting.
 template <class Element>
-struct StandIns {
+struct SummaryRows {
   const Element* rows;
   std::int64_t meeting_stride;  // elements
   std::int64_t count;
@@ -72,8 +72,8 @@ __device__ __forceinline__ float sum_transposed(float (&x)[at_once]) {
 /// half and whose negative part the second.
 template <int lanes, bool split, class Element>
 __global__ void __launch_bounds__(block, sizeof(Element) == 2 ? 3 : 2)
-    stand_in_kernel(const Element* queries, int group, float scale, StandIns<Element> of,
-                    float* scores) {
+    page_and_centroid_kernel(const Element* queries, int group, float scale,
+                             SummaryRows<Element> of, float* scores) {
   constexpr int width = 8 * lanes;
   constexpr int dim = split ? width / 2 : width;
   extern __shared__ float coefficients[];  // [group, width]
@@ -112,11 +112,11 @@ __global__ void __launch_bounds__(block, sizeof(Element) == 2 ? 3 : 2)
 }
 
 template <int lanes, bool split, class Element>
-void launch_scores(const MeetingQueries& queries, const Element* data, const StandIns<Element>& of,
-                   float* scores, cudaStream_t stream) {
+void launch_scores(const MeetingQueries& queries, const Element* data,
+                   const SummaryRows<Element>& of, float* scores, cudaStream_t stream) {
   constexpr int block_rows = warps * at_once * (warp / lanes);
   const auto group = static_cast<int>(queries.group);
-  launch_overlapped(stand_in_kernel<lanes, split, Element>,
+  launch_overlapped(page_and_centroid_kernel<lanes, split, Element>,
                     dim3(all_blocks(of.count, block_rows), static_cast<unsigned>(queries.meetings)),
                     block, sizeof(float) * 8 * lanes * static_cast<std::size_t>(group), stream,
                     data, group, queries.scale, of, scores);
@@ -128,7 +128,7 @@ void score_rows(const MeetingQueries& queries, const Element* data, const Elemen
   check_queries("scores of centroids", queries);
   check_slots("scores of centroids", 0, count, slots);
   if (count <= 0 || queries.meetings == 0) return;
-  const StandIns<Element> of{centroids, slots * queries.head_dim, count};
+  const SummaryRows<Element> of{centroids, slots * queries.head_dim, count};
   if (queries.head_dim == 64) {
     launch_scores<8, false>(queries, data, of, scores, stream);
   } else {
@@ -143,7 +143,7 @@ void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
   check_queries("scores of pages", queries);
   check_slots("scores of pages", 0, pages, page_slots);
   if (pages <= 0 || queries.meetings == 0) return;
-  const StandIns<__nv_bfloat16> of{bounds, page_slots * 2 * queries.head_dim, pages};
+  const SummaryRows<__nv_bfloat16> of{bounds, page_slots * 2 * queries.head_dim, pages};
   if (queries.head_dim == 64) {
     launch_scores<16, true>(queries, queries.data, of, scores, stream);
   } else {

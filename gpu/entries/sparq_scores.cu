@@ -72,9 +72,9 @@ __device__ void choose_components(const __nv_bfloat16* queries, int group, float
 
 template <int dim>
 __global__ void __launch_bounds__(threads)
-    component_kernel(const __nv_bfloat16* queries, int group, float scale,
-                     const __nv_bfloat16* components, std::int64_t slots, std::int64_t rows,
-                     int read, float* scores) {
+    sparq_kernel(const __nv_bfloat16* queries, int group, float scale,
+                 const __nv_bfloat16* components, std::int64_t slots, std::int64_t rows, int read,
+                 float* scores) {
   __shared__ Components<dim> of;
   await_previous();
   const std::int64_t meeting = blockIdx.y;
@@ -141,9 +141,9 @@ void score_components(const MeetingQueries& queries, const __nv_bfloat16* compon
                       static_cast<int>(read), scores);
   };
   if (queries.head_dim == 64) {
-    launch(component_kernel<64>);
+    launch(sparq_kernel<64>);
   } else {
-    launch(component_kernel<128>);
+    launch(sparq_kernel<128>);
   }
 }
 
