@@ -29,8 +29,8 @@ using topkv::gpu::CudnnAttention;
 using topkv::gpu::DevicePartial;
 using topkv::gpu::DeviceRows;
 using topkv::gpu::Event;
+using topkv::gpu::HeadStepQueries;
 using topkv::gpu::Into;
-using topkv::gpu::MeetingQueries;
 using topkv::gpu::Stream;
 
 template <class T>
@@ -72,9 +72,9 @@ struct Shape {
   std::int64_t sequences, kv_heads, group, head_dim, rows;
   std::int64_t copies;  // of a layer, used in turn, so that no cache helps
 
-  std::int64_t meetings() const { return sequences * kv_heads; }
-  std::int64_t heads() const { return meetings() * group; }
-  std::int64_t elements() const { return meetings() * rows * head_dim; }
+  std::int64_t head_steps() const { return sequences * kv_heads; }
+  std::int64_t heads() const { return head_steps() * group; }
+  std::int64_t elements() const { return head_steps() * rows * head_dim; }
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
   std::string name() const {
     return fmt::format("{} x {}/{} heads of {}, {} rows", sequences, kv_heads * group, kv_heads,
@@ -89,15 +89,15 @@ struct Layers {
         queries(normal(of.heads() * of.head_dim, 1)),
         out(of.heads() * of.head_dim),
         lse(of.heads()),
-        arrived(of.meetings()),
+        arrived(of.head_steps()),
         partials(topkv::gpu::chosen_workspace_bytes(of.head_dim) / 4) {
     for (std::int64_t i = 0; i < of.copies; ++i) {
       keys.push_back(normal(of.elements(), static_cast<unsigned>(2 + 2 * i)));
       values.push_back(normal(of.elements(), static_cast<unsigned>(3 + 2 * i)));
     }
   }
-  MeetingQueries meeting_queries() const {
-    return {queries->data(), shape.meetings(), shape.group, shape.head_dim, shape.scale()};
+  HeadStepQueries head_step_queries() const {
+    return {queries->data(), shape.head_steps(), shape.group, shape.head_dim, shape.scale()};
   }
   DeviceRows rows(std::int64_t copy) const {
     return {.keys = keys[static_cast<std::size_t>(copy)]->data(),
@@ -122,18 +122,18 @@ double median_seconds(const Stream& stream, std::int64_t copies, std::int64_t ca
 /// As many times as is good for one token's attention of the layers.
 double median_seconds(const Layers& layers, const std::function<void(std::int64_t)>& work);
 
-/// Of a meeting's rows.
+/// Of a head step's rows.
 struct HostRows {
-  HostRows(const Layers& layers, std::int64_t copy, std::int64_t meeting)
+  HostRows(const Layers& layers, std::int64_t copy, std::int64_t head_step)
       : dim(layers.shape.head_dim),
-        keys(widened(*layers.keys[static_cast<std::size_t>(copy)], layers, meeting)),
-        values(widened(*layers.values[static_cast<std::size_t>(copy)], layers, meeting)) {}
+        keys(widened(*layers.keys[static_cast<std::size_t>(copy)], layers, head_step)),
+        values(widened(*layers.values[static_cast<std::size_t>(copy)], layers, head_step)) {}
 
   static std::vector<float> widened(const Array<__nv_bfloat16>& from, const Layers& layers,
-                                    std::int64_t meeting) {
+                                    std::int64_t head_step) {
     const std::int64_t count = layers.shape.rows * layers.shape.head_dim;
     std::vector<float> to;
-    for (const __nv_bfloat16 x : from.read(meeting * count, count))
+    for (const __nv_bfloat16 x : from.read(head_step * count, count))
       to.push_back(__bfloat162float(x));
     return to;
   }
@@ -141,7 +141,7 @@ struct HostRows {
   std::vector<float> keys, values;
 };
 
-/// Throws unless the output for a few heads is attention over these rows of its meeting. skip:
+/// Throws unless the output for a few heads is attention over these rows of its head step. skip:
 /// before the first of entries.
 void check_attention(const Layers& layers, std::int64_t copy, const ChosenEntries& chosen,
                      const Array<int>& entries, const Array<int>& counts, std::int64_t page,
@@ -171,13 +171,13 @@ struct RandomClusters {
   explicit RandomClusters(const Shape& shape);
   topkv::gpu::DeviceClusters device() const;
 
-  std::int64_t count, rows;  // of a meeting
+  std::int64_t count, rows;  // of a head step
   std::vector<int> begin, members;
   Array<int> device_begin, device_members;
 };
 
 /// Finds the threshold, a logarithm, at which choose(threshold) leaves out so many percent of the
-/// rows; counts: of those chosen, [meetings]. Gives how many rows are chosen then.
+/// rows; counts: of those chosen, [head_steps]. Gives how many rows are chosen then.
 double find_threshold(const Shape& shape, double sparsity, const Array<int>& counts,
                       const std::function<void(float)>& choose, float& log_threshold);
 

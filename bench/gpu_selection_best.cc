@@ -11,20 +11,20 @@ void quest(const Shape& shape, std::int64_t budget, const std::string& paper, Cu
            double bandwidth) {
   constexpr std::int64_t page = 16;
   const Layers layers(shape);
-  const MeetingQueries queries = layers.meeting_queries();
+  const HeadStepQueries queries = layers.head_step_queries();
   const std::int64_t pages = (shape.rows + page - 1) / page;
   const std::int64_t k = budget / page;
   std::vector<std::unique_ptr<Array<__nv_bfloat16>>> bounds;
   for (std::int64_t i = 0; i < shape.copies; ++i) {
     bounds.push_back(
-        std::make_unique<Array<__nv_bfloat16>>(shape.meetings() * pages * 2 * shape.head_dim));
-    topkv::gpu::bound_pages(layers.rows(i).keys, shape.meetings(), shape.rows, shape.head_dim, page,
-                            0, shape.rows, bounds.back()->data(), pages, layers.stream);
+        std::make_unique<Array<__nv_bfloat16>>(shape.head_steps() * pages * 2 * shape.head_dim));
+    topkv::gpu::bound_pages(layers.rows(i).keys, shape.head_steps(), shape.rows, shape.head_dim,
+                            page, 0, shape.rows, bounds.back()->data(), pages, layers.stream);
   }
   const Array<float> scores(shape.heads() * pages);
   const std::int64_t capacity = shape.group * k;
-  const Array<int> entries(shape.meetings() * capacity);
-  const Array<int> counts(shape.meetings());
+  const Array<int> entries(shape.head_steps() * capacity);
+  const Array<int> counts(shape.head_steps());
   const ChosenEntries chosen{entries.data(), counts.data(), capacity};
   const Dense dense = time_dense(layers, cudnn);
   print_dense(layers, dense, bandwidth);
@@ -48,25 +48,26 @@ void quest(const Shape& shape, std::int64_t budget, const std::string& paper, Cu
   const std::vector<int> listed = counts.read();
   const double rows = page * std::accumulate(listed.begin(), listed.end(), 0.0);
   method.bytes = 4.0 * static_cast<double>(shape.head_dim) *
-                 (static_cast<double>(shape.meetings() * pages) + rows);
+                 (static_cast<double>(shape.head_steps() * pages) + rows);
   report(layers, dense, bandwidth, method);
 }
 
 void sparq(const Shape& shape, std::int64_t components, std::int64_t k, const std::string& paper,
            CudnnAttention* cudnn, double bandwidth) {
   const Layers layers(shape);
-  const MeetingQueries queries = layers.meeting_queries();
+  const HeadStepQueries queries = layers.head_step_queries();
   std::vector<std::unique_ptr<Array<__nv_bfloat16>>> spread;
   for (std::int64_t i = 0; i < shape.copies; ++i) {
     spread.push_back(std::make_unique<Array<__nv_bfloat16>>(shape.elements()));
-    topkv::gpu::spread_components(layers.rows(i).keys, shape.meetings(), shape.rows, shape.head_dim,
-                                  0, shape.rows, spread.back()->data(), layers.stream);
+    topkv::gpu::spread_components(layers.rows(i).keys, shape.head_steps(), shape.rows,
+                                  shape.head_dim, 0, shape.rows, spread.back()->data(),
+                                  layers.stream);
   }
   const Array<float> scores(shape.heads() * shape.rows);
   const Array<float> shares(shape.heads());
-  const Array<float> means(shape.meetings() * shape.head_dim);
-  const Array<int> entries(shape.meetings() * k);
-  const Array<int> counts(shape.meetings());
+  const Array<float> means(shape.head_steps() * shape.head_dim);
+  const Array<int> entries(shape.head_steps() * k);
+  const Array<int> counts(shape.head_steps());
   const ChosenEntries chosen{entries.data(), counts.data(), k};
   const Dense dense = time_dense(layers, cudnn);
   print_dense(layers, dense, bandwidth);
@@ -93,7 +94,7 @@ void sparq(const Shape& shape, std::int64_t components, std::int64_t k, const st
     topkv::gpu::reallocate_mean(queries, shares.data(), means.data(), layers.partial(),
                                 layers.stream);
   });
-  method.bytes = 2.0 * static_cast<double>(shape.meetings()) *
+  method.bytes = 2.0 * static_cast<double>(shape.head_steps()) *
                  static_cast<double>(components * shape.rows + 2 * k * shape.head_dim);
   report(layers, dense, bandwidth, method);
 }

@@ -28,14 +28,14 @@ void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double ban
   index.build({});
   const topkv::CodeTail tail(index, rows, params.bits_of_value(d), {});
   const std::vector<topkv::HeadCodes> heads(
-      static_cast<std::size_t>(shape.copies * shape.meetings()),
+      static_cast<std::size_t>(shape.copies * shape.head_steps()),
       topkv::codes_of(index, &tail, rows));
   const auto compute = topkv::open_gpu(0, 0);
   auto& device = dynamic_cast<topkv::gpu::CudaDevice&>(*compute);
   const auto lock = device.lock();
   const topkv::AttentionShape attention{.layers = shape.copies,
                                         .q_heads = shape.heads(),
-                                        .kv_heads = shape.meetings(),
+                                        .kv_heads = shape.head_steps(),
                                         .head_dim = d};
   const topkv::gpu::CudaCodes coded(device, attention, heads);
   std::vector<float> query;
@@ -43,8 +43,8 @@ void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double ban
   const Array<float> queries(query);
   const std::int64_t capacity = 64 * shape.group * k;  // thresholds come of a sample
   const std::int64_t stride = 1 + capacity;
-  const Array<int> found(shape.meetings() * stride);
-  const Array<int> counts(shape.meetings());
+  const Array<int> found(shape.head_steps() * stride);
+  const Array<int> counts(shape.head_steps());
   const Array<float> rare(shape.heads() * d), estimate(shape.heads() * d);
   const Array<float> rare_lse(shape.heads()), estimate_lse(shape.heads());
   const Array<topkv::TailNoise> noise(shape.heads());
@@ -55,7 +55,7 @@ void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double ban
     scan.lists = 1;
     scan.capacity = static_cast<int>(capacity);
     scan.tail = true;
-    for (std::int64_t h = 0; h < shape.meetings(); ++h)
+    for (std::int64_t h = 0; h < shape.head_steps(); ++h)
       scan.range[h] = coded.range(copy, h, {0, shape.rows});
     scan.token[scan.tokens++] = {.query = queries.data(),
                                  .rare = {rare.data(), rare_lse.data()},
@@ -79,11 +79,11 @@ void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double ban
        [&](std::int64_t) {
          TOPKV_CUDA(cudaMemcpy2DAsync(counts.data(), sizeof(int), found.data(),
                                       static_cast<std::size_t>(stride) * sizeof(int), sizeof(int),
-                                      static_cast<std::size_t>(shape.meetings()),
+                                      static_cast<std::size_t>(shape.head_steps()),
                                       cudaMemcpyDeviceToDevice, layers.stream));
        }},
       {"attention", [&](std::int64_t copy) {
-         topkv::gpu::attend_chosen(layers.meeting_queries(), layers.rows(copy), chosen, 1,
+         topkv::gpu::attend_chosen(layers.head_step_queries(), layers.rows(copy), chosen, 1,
                                    layers.partial(),
                                    {layers.arrived.data(), layers.partials.data()}, layers.stream);
        }}};
@@ -91,9 +91,9 @@ void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double ban
   check_attention(layers, 0, chosen, found, counts, 1, 1);
   const std::vector<int> listed = counts.read();
   const double attended = std::accumulate(listed.begin(), listed.end(), 0.0) +
-                          static_cast<double>(shape.meetings() * std::ssize(index.rare()));
+                          static_cast<double>(shape.head_steps() * std::ssize(index.rare()));
   method.bytes = 4.0 * static_cast<double>(d) * attended +
-                 24.0 * static_cast<double>(shape.meetings() * shape.rows);
+                 24.0 * static_cast<double>(shape.head_steps() * shape.rows);
   report(layers, dense, bandwidth, method);
 }
 

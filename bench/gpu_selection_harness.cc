@@ -43,12 +43,12 @@ void check_attention(const Layers& layers, std::int64_t copy, const ChosenEntrie
                      std::int64_t skip) {
   const Shape& shape = layers.shape;
   const std::int64_t d = shape.head_dim;
-  for (const std::int64_t meeting : {std::int64_t{0}, shape.meetings() - 1}) {
-    const HostRows rows(layers, copy, meeting);
-    const int count = counts.read(meeting, 1)[0];
-    const std::vector<int> listed = entries.read(skip + meeting * chosen.capacity, count);
+  for (const std::int64_t head_step : {std::int64_t{0}, shape.head_steps() - 1}) {
+    const HostRows rows(layers, copy, head_step);
+    const int count = counts.read(head_step, 1)[0];
+    const std::vector<int> listed = entries.read(skip + head_step * chosen.capacity, count);
     for (std::int64_t g = 0; g < shape.group; ++g) {
-      const std::int64_t head = meeting * shape.group + g;
+      const std::int64_t head = head_step * shape.group + g;
       const auto query = layers.queries->read(head * d, d);
       std::vector<double> want(static_cast<std::size_t>(d), 0.0);
       double sum = 0;
@@ -79,14 +79,14 @@ Dense time_dense(const Layers& layers, CudnnAttention* cudnn) {
     topkv::gpu::attend({.data = layers.queries->data(),
                         .tokens = 1,
                         .q_heads = shape.heads(),
-                        .kv_heads = shape.meetings(),
+                        .kv_heads = shape.head_steps(),
                         .head_dim = shape.head_dim,
                         .scale = shape.scale()},
                        layers.rows(copy), {}, layers.partial(), Into::overwrite, layers.stream);
   });
   const topkv::gpu::CudnnShape wanted{.head_dim = shape.head_dim,
                                       .q_heads = shape.heads(),
-                                      .kv_heads = shape.meetings(),
+                                      .kv_heads = shape.head_steps(),
                                       .tokens = 1,
                                       .rows = shape.rows,
                                       .head_stride = shape.rows * shape.head_dim,
@@ -139,10 +139,10 @@ void print_dense(const Layers& layers, const Dense& dense, double bandwidth) {
 RandomClusters::RandomClusters(const Shape& shape)
     : count(shape.rows / 20),
       rows(shape.rows),
-      device_begin(shape.meetings() * (count + 1)),
-      device_members(shape.meetings() * rows) {
+      device_begin(shape.head_steps() * (count + 1)),
+      device_members(shape.head_steps() * rows) {
   std::mt19937_64 random(1);
-  for (std::int64_t m = 0; m < shape.meetings(); ++m) {
+  for (std::int64_t m = 0; m < shape.head_steps(); ++m) {
     std::vector<int> cluster(static_cast<std::size_t>(rows));
     std::vector<int> first(static_cast<std::size_t>(count + 1), 0);
     for (int& c : cluster) {
@@ -169,7 +169,8 @@ topkv::gpu::DeviceClusters RandomClusters::device() const {
 
 double find_threshold(const Shape& shape, double sparsity, const Array<int>& counts,
                       const std::function<void(float)>& choose, float& log_threshold) {
-  const double wanted = (100 - sparsity) / 100 * static_cast<double>(shape.meetings() * shape.rows);
+  const double wanted =
+      (100 - sparsity) / 100 * static_cast<double>(shape.head_steps() * shape.rows);
   float low = -60;
   float high = 0;
   double rows = 0;

@@ -13,18 +13,18 @@ void squeezed(const Shape& shape, const std::vector<std::pair<int, std::string>>
   }
   TOPKV_CUDA(
       cudaMemcpy(layers.queries->data(), sharp.data(), sharp.size() * 2, cudaMemcpyHostToDevice));
-  const MeetingQueries queries = layers.meeting_queries();
+  const HeadStepQueries queries = layers.head_step_queries();
   const RandomClusters groups(shape);
   const std::int64_t clusters = groups.count;
-  const auto centroids = normal(shape.copies * shape.meetings() * clusters * shape.head_dim, 99);
+  const auto centroids = normal(shape.copies * shape.head_steps() * clusters * shape.head_dim, 99);
   const Array<float> scores(shape.heads() * clusters);
-  const Array<int> entries(shape.meetings() * shape.rows);
-  const Array<int> counts(shape.meetings());
+  const Array<int> entries(shape.head_steps() * shape.rows);
+  const Array<int> counts(shape.head_steps());
   const ChosenEntries chosen{entries.data(), counts.data(), shape.rows};
   const auto score = [&](std::int64_t copy) {
     topkv::gpu::score_centroids(
-        queries, centroids->data() + copy * shape.meetings() * clusters * shape.head_dim, clusters,
-        clusters, scores.data(), layers.stream);
+        queries, centroids->data() + copy * shape.head_steps() * clusters * shape.head_dim,
+        clusters, clusters, scores.data(), layers.stream);
   };
   float log_threshold = 0;
   const auto choose = [&](std::int64_t) {
@@ -45,7 +45,7 @@ void squeezed(const Shape& shape, const std::vector<std::pair<int, std::string>>
     const std::vector<int> listed = counts.read();
     Method method{
         fmt::format("squeezed, 5 % centroids, {:.0f} % left out",
-                    100 - 100 * rows / static_cast<double>(shape.meetings() * shape.rows)),
+                    100 - 100 * rows / static_cast<double>(shape.head_steps() * shape.rows)),
         paper,
         0,
         {}};
@@ -61,7 +61,7 @@ void squeezed(const Shape& shape, const std::vector<std::pair<int, std::string>>
     const auto [least, most] = std::minmax_element(listed.begin(), listed.end());
     fmt::print("  rows of a KV head: {} to {}\n", *least, *most);
     method.bytes = 2.0 * static_cast<double>(shape.head_dim) *
-                   (static_cast<double>(shape.meetings() * clusters) + 2 * rows);
+                   (static_cast<double>(shape.head_steps() * clusters) + 2 * rows);
     report(layers, dense, bandwidth, method);
   }
 }

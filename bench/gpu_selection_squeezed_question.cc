@@ -46,7 +46,7 @@ struct Question {
 
   SqueezedQueries queries() const {
     const Shape& shape = layers.shape;
-    return {data.data(), tokens, shape.meetings(), shape.group, shape.head_dim, shape.scale()};
+    return {data.data(), tokens, shape.head_steps(), shape.group, shape.head_dim, shape.scale()};
   }
 
   const Layers& layers;
@@ -145,7 +145,7 @@ double time_dense(const Question& question, CudnnAttention& cudnn) {
   const Shape& shape = question.layers.shape;
   const topkv::gpu::CudnnShape wanted{.head_dim = shape.head_dim,
                                       .q_heads = shape.heads(),
-                                      .kv_heads = shape.meetings(),
+                                      .kv_heads = shape.head_steps(),
                                       .tokens = question.tokens,
                                       .rows = shape.rows,
                                       .head_stride = shape.rows * shape.head_dim,
@@ -166,10 +166,10 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
               const std::vector<std::pair<int, std::string>>& sparsities, CudnnAttention& cudnn) {
   const Layers layers(shape);
   const RandomClusters groups(shape);
-  const auto centroids = normal(shape.meetings() * groups.count * shape.head_dim, 99);
+  const auto centroids = normal(shape.head_steps() * groups.count * shape.head_dim, 99);
   const Array<float> scores(shape.heads() * groups.count);
-  const Array<int> entries(shape.meetings() * shape.rows);
-  const Array<int> counts(shape.meetings());
+  const Array<int> entries(shape.head_steps() * shape.rows);
+  const Array<int> counts(shape.head_steps());
   const ChosenEntries chosen{entries.data(), counts.data(), shape.rows};
   const std::int64_t checked[] = {1, shape.heads() - 1};
   std::vector<HostRows> host_rows;
@@ -184,7 +184,7 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
     };
     float log_threshold = 0;
     const auto choose = [&](std::int64_t) {
-      topkv::gpu::choose_important(scores.data(), layers.meeting_queries(), groups.count,
+      topkv::gpu::choose_important(scores.data(), layers.head_step_queries(), groups.count,
                                    groups.device(), log_threshold, chosen, layers.stream);
     };
     weigh(0);
@@ -213,7 +213,7 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
       const std::vector<int> listed = counts.read();
       const std::int64_t piece_rows = shape.rows > (1 << 18) ? 8192 : 4096;
       SqueezedAttention attention(cudnn, {.tokens = count,
-                                          .meetings = shape.meetings(),
+                                          .head_steps = shape.head_steps(),
                                           .group = shape.group,
                                           .head_dim = shape.head_dim,
                                           .scale = shape.scale(),
@@ -228,9 +228,9 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
       attend(0);
       for (std::size_t i = 0; i < wanted.size(); ++i) {
         const std::int64_t head = checked[i];
-        const std::int64_t meeting = head / shape.group;
+        const std::int64_t head_step = head / shape.group;
         const std::vector<int> some =
-            entries.read(meeting * shape.rows, listed[static_cast<std::size_t>(meeting)]);
+            entries.read(head_step * shape.rows, listed[static_cast<std::size_t>(head_step)]);
         if (shape.group == 1) check_choice(question, head, wanted[i], groups, log_threshold, some);
         check_outputs(question, head, host_rows[i], some);
       }
@@ -250,11 +250,11 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
           "{} "
           "to {} rows of a head; alone: importances {:.1f} ({:.0f} TFLOP/s), choice {:.1f}, "
           "attention {:.1f} ({:.0f} TFLOP/s), in {:.2f} GiB\n",
-          100 - 100 * rows / static_cast<double>(shape.meetings() * shape.rows), 1e6 * all,
+          100 - 100 * rows / static_cast<double>(shape.head_steps() * shape.rows), 1e6 * all,
           dense / all, paper, *least, *most, 1e6 * weighing,
           products * static_cast<double>(groups.count) / weighing / 1e12, 1e6 * seconds(choose),
           1e6 * attending,
-          products / static_cast<double>(shape.meetings()) * rows / attending / 1e12,
+          products / static_cast<double>(shape.head_steps()) * rows / attending / 1e12,
           static_cast<double>(attention.workspace_bytes()) / (1 << 30));
     }
   }

@@ -1,6 +1,6 @@
 // Attention over chosen rows: the attention kernel's tiles of keys, which here are
-// rows from anywhere. All meetings' tiles, one behind the other, are cut into as many equal parts
-// as the device runs blocks; what blocks find of a meeting's tiles is merged by the last of them.
+// rows from anywhere. All head steps' tiles, one behind the other, are cut into as many equal parts
+// as the device runs blocks; what blocks find of a head step's tiles is merged by the last of them.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -21,9 +21,9 @@ template <int head_dim>
 using ChosenTiling = AttentionTiling<head_dim, 1, 1, 4, 64, 2>;
 
 struct ChosenTask {
-  AttentionTask attention;  // of every meeting: queries, keys, values, out, lse, scale
-  int meetings;
-  int rows;        // of each meeting, chosen or not
+  AttentionTask attention;  // of every head step: queries, keys, values, out, lse, scale
+  int head_steps;
+  int rows;        // of each head step, chosen or not
   int page_shift;  // log2 of a page's rows
   const int* entries;
   const int* counts;
@@ -32,22 +32,22 @@ struct ChosenTask {
   float* partials;  // [blocks, 2, T::partial_floats]
 };
 
-/// Tiles of a meeting's entries, whose last page may be short.
+/// Tiles of a head step's entries, whose last page may be short.
 template <class T>
-__device__ __forceinline__ int tiles_of(const ChosenTask& task, int meeting) {
-  return ((task.counts[meeting] << task.page_shift) + T::tile_keys - 1) / T::tile_keys;
+__device__ __forceinline__ int tiles_of(const ChosenTask& task, int head_step) {
+  return ((task.counts[head_step] << task.page_shift) + T::tile_keys - 1) / T::tile_keys;
 }
 
-/// A meeting's chosen rows, page by page.
+/// A head step's chosen rows, page by page.
 struct ChosenRows {
   const int* entries;
   int listed;
   int page_shift;
   int rows;  // there are, chosen or not
 
-  __device__ ChosenRows(const ChosenTask& task, int meeting)
-      : entries(task.entries + meeting * task.capacity),
-        listed(task.counts[meeting]),
+  __device__ ChosenRows(const ChosenTask& task, int head_step)
+      : entries(task.entries + head_step * task.capacity),
+        listed(task.counts[head_step]),
         page_shift(task.page_shift),
         rows(task.rows) {}
   /// How many: the last page may be short.
@@ -83,21 +83,21 @@ struct Cut {
 /// Where a block's part begins and ends among all tiles.
 struct BlockPart {
   Cut cut;
-  int begin, end;    // tiles
-  int meeting;       // of tile `begin`; nothing where there is none
-  int meeting_tile;  // its first tile
+  int begin, end;      // tiles
+  int head_step;       // of tile `begin`; nothing where there is none
+  int head_step_tile;  // its first tile
 };
 
 /// By all threads.
 template <class T>
 __device__ BlockPart part_of_block(const ChosenTask& task) {
   __shared__ int of_warps[T::threads / warp];
-  __shared__ int meeting, meeting_tile;
+  __shared__ int head_step, head_step_tile;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
-  const int each = (task.meetings + T::threads - 1) / T::threads;
-  const int first = min(thread * each, task.meetings);
-  const int last = min(first + each, task.meetings);
+  const int each = (task.head_steps + T::threads - 1) / T::threads;
+  const int first = min(thread * each, task.head_steps);
+  const int last = min(first + each, task.head_steps);
   int mine = 0;
   for (int m = first; m < last; ++m) mine += tiles_of<T>(task, m);
   int before = mine;  // those of lanes up to this one
@@ -124,17 +124,17 @@ __device__ BlockPart part_of_block(const ChosenTask& task) {
       before += tiles;
       ++m;
     }
-    meeting = m;
-    meeting_tile = before;
+    head_step = m;
+    head_step_tile = before;
   }
   __syncthreads();
-  return {cut, begin, end, meeting, meeting_tile};
+  return {cut, begin, end, head_step, head_step_tile};
 }
 
 /// Begins the copy of a tile's K and V to `stage`; rows that are not there become zeros. entry(i):
 /// the entry of the tile's row number i.
 template <class T, class Entry>
-__device__ __forceinline__ void copy_chosen(const AttentionTask& task, std::int64_t meeting_rows,
+__device__ __forceinline__ void copy_chosen(const AttentionTask& task, std::int64_t head_step_rows,
                                             const ChosenRows& rows, int tile, const Entry& entry,
                                             std::uint32_t stage) {
   constexpr int chunks = T::Shared::chunks;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void copy_chosen(const AttentionTask& task, std::int6
   for (int step = 0; step < steps; ++step) {
     const bool valid = row[step] >= 0;
     const std::int64_t from =
-        meeting_rows + std::int64_t{valid ? row[step] : 0} * T::head_dim + chunk * 8;
+        head_step_rows + std::int64_t{valid ? row[step] : 0} * T::head_dim + chunk * 8;
     const std::uint32_t to =
         stage + T::Shared::offset(step * (T::threads / chunks) + thread / chunks, chunk);
     copy_async(to, task.keys + from, valid);
@@ -160,7 +160,7 @@ __device__ __forceinline__ void copy_chosen(const AttentionTask& task, std::int6
   }
 }
 
-/// A warp's part of tiles [begin, end) of a meeting.
+/// A warp's part of tiles [begin, end) of a head step.
 template <class T>
 __device__ __forceinline__ void attend_tiles(const ChosenTask& task, const RowTile& heads,
                                              const ChosenRows& rows, int begin, int end,
@@ -175,7 +175,7 @@ __device__ __forceinline__ void attend_tiles(const ChosenTask& task, const RowTi
       stages + S::offset(warp_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   const std::uint32_t value_address =
       stages + T::tile_bytes + S::offset(warp_key + lane % 16, lane / 16);
-  const std::int64_t meeting_rows = heads.kv_head * task.attention.head_stride;
+  const std::int64_t head_step_rows = heads.kv_head * task.attention.head_stride;
 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -201,7 +201,8 @@ __device__ __forceinline__ void attend_tiles(const ChosenTask& task, const RowTi
     }
   };
   const auto begin_tile = [&](int tile, const auto& entry, std::uint32_t stage) {
-    if (tile < end) copy_chosen<T>(task.attention, meeting_rows, rows, tile, entry, stages + stage);
+    if (tile < end)
+      copy_chosen<T>(task.attention, head_step_rows, rows, tile, entry, stages + stage);
     begin_entries(tile + 2);
     commit_copies();
   };
@@ -245,8 +246,8 @@ __device__ __forceinline__ void attend_tiles(const ChosenTask& task, const RowTi
   wait_copies();
 }
 
-/// What several blocks' partials of a meeting are together, by all threads of a block. partial(i):
-/// where number i lies; factors: [group, count], in shared memory.
+/// What several blocks' partials of a head step are together, by all threads of a block.
+/// partial(i): where number i lies; factors: [group, count], in shared memory.
 template <class T, class Partial>
 __device__ __forceinline__ void store_merged(const AttentionTask& task, const RowTile& heads,
                                              int count, const Partial& partial, float* factors) {
@@ -283,7 +284,7 @@ __device__ __forceinline__ void store_merged(const AttentionTask& task, const Ro
   }
 }
 
-/// The block's partial of a meeting: what its warps have is merged in shared memory, and goes to
+/// The block's partial of a head step: what its warps have is merged in shared memory, and goes to
 /// the result if there is no other block's, else to memory, where the last block merges all.
 template <class T>
 __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile& heads,
@@ -297,7 +298,7 @@ __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile
   __syncthreads();
   const auto of_warp = [&](int i) { return partials + i * T::partial_floats; };
   const bool whole = to - from == tiles;
-  // Of the blocks that have parts of a meeting, all but the first begin with it.
+  // Of the blocks that have parts of a head step, all but the first begin with it.
   const bool begins = first_tile + from == cut.begin(blockIdx.x);
   float* const own = task.partials + (2 * blockIdx.x + (begins ? 0 : 1)) * T::partial_floats;
   for (int row = warp_number; row < heads.rows; row += T::key_warps) {
@@ -350,7 +351,7 @@ __global__ void __launch_bounds__(T::threads, 3)
   await_previous();
   const int group = task.attention.group;
   if (blockIdx.x == 0) {  // where there is nothing to attend
-    for (int m = static_cast<int>(threadIdx.x); m < task.meetings; m += T::threads) {
+    for (int m = static_cast<int>(threadIdx.x); m < task.head_steps; m += T::threads) {
       if (task.counts[m] > 0) continue;
       for (int i = 0; i < group * T::head_dim; ++i)
         task.attention.out[std::int64_t{m} * group * T::head_dim + i] = 0.0F;
@@ -358,13 +359,13 @@ __global__ void __launch_bounds__(T::threads, 3)
     }
   }
   const BlockPart part = part_of_block<T>(task);
-  int meeting = part.meeting;
-  int first_tile = part.meeting_tile;
-  for (int tile = part.begin; tile < part.end; ++meeting) {
-    const int tiles = tiles_of<T>(task, meeting);
+  int head_step = part.head_step;
+  int first_tile = part.head_step_tile;
+  for (int tile = part.begin; tile < part.end; ++head_step) {
+    const int tiles = tiles_of<T>(task, head_step);
     if (tiles == 0) continue;
-    const ChosenRows rows(task, meeting);
-    const RowTile heads{0, 0, meeting, group};
+    const ChosenRows rows(task, head_step);
+    const RowTile heads{0, 0, head_step, group};
     const int from = tile - first_tile;
     const int to = min(part.end - first_tile, tiles);
     Running<T> running;
@@ -418,7 +419,7 @@ std::int64_t chosen_workspace_bytes(std::int64_t head_dim) {
   return head_dim == 64 ? bytes(ChosenTiling<64>()) : bytes(ChosenTiling<128>());
 }
 
-void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
+void attend_chosen(const HeadStepQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
                    const ChosenWorkspace& workspace, cudaStream_t stream) {
   check_queries("attention over chosen rows", queries);
@@ -427,7 +428,7 @@ void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
     throw InvalidArgument("CUDA attention over chosen rows: pages of " + std::to_string(page) +
                           " of " + std::to_string(rows.count) +
                           " rows, expected a power of two up to 4096, rows from 0 on in one place");
-  if (queries.meetings == 0) return;
+  if (queries.head_steps == 0) return;
   ChosenTask task{};
   task.attention.queries = queries.data;
   task.attention.keys = rows.keys;
@@ -437,10 +438,10 @@ void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
   task.attention.head_stride = rows.head_stride;
   task.attention.rows = queries.group;
   task.attention.group = static_cast<int>(queries.group);
-  task.attention.q_heads = static_cast<int>(queries.meetings * queries.group);
+  task.attention.q_heads = static_cast<int>(queries.head_steps * queries.group);
   task.attention.scale = queries.scale;
   task.attention.scale_log2 = queries.scale * log2_e;
-  task.meetings = static_cast<int>(queries.meetings);
+  task.head_steps = static_cast<int>(queries.head_steps);
   task.rows = static_cast<int>(rows.count);
   while ((std::int64_t{1} << task.page_shift) < page) ++task.page_shift;
   task.entries = chosen.entries;

@@ -14,17 +14,17 @@ namespace topkv::gpu {
 
 /// What blocks of attend_chosen leave for each other.
 struct ChosenWorkspace {
-  int* arrived = nullptr;     ///< [meetings]: 0 before the first use, and after each
+  int* arrived = nullptr;     ///< [head_steps]: 0 before the first use, and after each
   float* partials = nullptr;  ///< chosen_workspace_bytes
 };
 /// For the current device.
 std::int64_t chosen_workspace_bytes(std::int64_t head_dim);
 
-/// The partial of all heads of each group over the rows of its meeting's entries, pages of `page`
-/// rows (a power of two; above 1: entries ascend). rows.count: of every meeting, where the last
-/// page ends; in one place. Rows are spread over the device by their number, whichever meetings
+/// The partial of all heads of each group over the rows of its head step's entries, pages of `page`
+/// rows (a power of two; above 1: entries ascend). rows.count: of every head step, where the last
+/// page ends; in one place. Rows are spread over the device by their number, whichever head steps
 /// have them.
-void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
+void attend_chosen(const HeadStepQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
                    const ChosenWorkspace& workspace, cudaStream_t stream);
 

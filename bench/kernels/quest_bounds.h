@@ -10,9 +10,9 @@
 namespace topkv::gpu {
 
 /// Quest's bounds of pages of `page` rows, of rows from number `first` on (a multiple of it) to
-/// `rows`. keys: [meetings, key_slots, head_dim]; bounds: [meetings, page_slots, 2, head_dim], of
-/// each channel the largest value, then of each the smallest.
-void bound_pages(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t key_slots,
+/// `rows`. keys: [head_steps, key_slots, head_dim]; bounds: [head_steps, page_slots, 2, head_dim],
+/// of each channel the largest value, then of each the smallest.
+void bound_pages(const __nv_bfloat16* keys, std::int64_t head_steps, std::int64_t key_slots,
                  std::int64_t head_dim, std::int64_t page, std::int64_t first, std::int64_t rows,
                  __nv_bfloat16* bounds, std::int64_t page_slots, cudaStream_t stream);
 

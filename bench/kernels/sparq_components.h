@@ -12,15 +12,15 @@
 
 namespace topkv::gpu {
 
-/// SparQ's second copy of keys, components first: [meetings, head_dim, slots], of rows from number
-/// `first` on. keys: [meetings, slots, head_dim]. REQUIRES: slots is a multiple of 8.
-void spread_components(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t slots,
+/// SparQ's second copy of keys, components first: [head_steps, head_dim, slots], of rows from
+/// number `first` on. keys: [head_steps, slots, head_dim]. REQUIRES: slots is a multiple of 8.
+void spread_components(const __nv_bfloat16* keys, std::int64_t head_steps, std::int64_t slots,
                        std::int64_t head_dim, std::int64_t first, std::int64_t rows,
                        __nv_bfloat16* components, cudaStream_t stream);
 
-/// SparQ's mean value reallocation: out = share out + (1 - share) mean. means: [meetings,
+/// SparQ's mean value reallocation: out = share out + (1 - share) mean. means: [head_steps,
 /// head_dim].
-void reallocate_mean(const MeetingQueries& queries, const float* shares, const float* means,
+void reallocate_mean(const HeadStepQueries& queries, const float* shares, const float* means,
                      const DevicePartial& partial, cudaStream_t stream);
 
 }  // namespace topkv::gpu

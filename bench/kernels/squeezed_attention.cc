@@ -22,7 +22,7 @@ std::int64_t pieces_of(std::int64_t rows, std::int64_t piece_rows) {
 
 SqueezedAttention::SqueezedAttention(CudnnAttention& cudnn, const Shape& shape)
     : cudnn_(cudnn), shape_(shape) {
-  check_squeezed(what, shape.tokens, shape.meetings, shape.group, shape.head_dim, shape.scale);
+  check_squeezed(what, shape.tokens, shape.head_steps, shape.group, shape.head_dim, shape.scale);
   if (shape.piece_rows < 256 || shape.piece_rows % 256 != 0 || shape.pieces < 1 ||
       shape.pieces > 65535 || shape.rows < 0 || shape.rows > (std::int64_t{1} << 30)) {
     throw InvalidArgument(fmt::format(
@@ -30,8 +30,8 @@ SqueezedAttention::SqueezedAttention(CudnnAttention& cudnn, const Shape& shape)
         "256 rows, and at most 2^30 rows",
         what, shape.pieces, shape.piece_rows, shape.rows));
   }
-  shape_.pieces = std::clamp<std::int64_t>(shape.meetings * pieces_of(shape.rows, shape.piece_rows),
-                                           1, shape.pieces);
+  shape_.pieces = std::clamp<std::int64_t>(
+      shape.head_steps * pieces_of(shape.rows, shape.piece_rows), 1, shape.pieces);
   plan_ = {.head_dim = shape.head_dim,
            .q_heads = shape.group,
            .kv_heads = 1,
@@ -53,7 +53,7 @@ SqueezedAttention::SqueezedAttention(CudnnAttention& cudnn, const Shape& shape)
   layout_.lse = pieces.place(heads * std::int64_t{sizeof(float)});
   layout_.tokens_of = pieces.place(shape_.pieces * std::int64_t{sizeof(int)});
   layout_.rows_of = pieces.place(shape_.pieces * std::int64_t{sizeof(int)});
-  layout_.first = pieces.place((shape.meetings + 1) * std::int64_t{sizeof(int)});
+  layout_.first = pieces.place((shape.head_steps + 1) * std::int64_t{sizeof(int)});
   layout_.workspace = pieces.place(workspace);
   layout_.total = pieces.used();
 }
@@ -61,17 +61,17 @@ SqueezedAttention::SqueezedAttention(CudnnAttention& cudnn, const Shape& shape)
 void SqueezedAttention::attend(const SqueezedQueries& queries, const DeviceRows& rows,
                                const ChosenEntries& chosen, const DevicePartial& partial, Into into,
                                std::byte* workspace, cudaStream_t stream) {
-  if (queries.tokens != shape_.tokens || queries.meetings != shape_.meetings ||
+  if (queries.tokens != shape_.tokens || queries.head_steps != shape_.head_steps ||
       queries.group != shape_.group || queries.head_dim != shape_.head_dim ||
       queries.scale != shape_.scale || rows.count > shape_.rows || rows.split < rows.count ||
       rows.first != 0) {
     throw InvalidArgument(fmt::format(
         "CUDA {}: {} tokens of {} x {} heads of {} over {} rows, expected {} of {} x {} heads of "
         "{} over at most {}, of the same scale, rows from 0 on in one place",
-        what, queries.tokens, queries.meetings, queries.group, queries.head_dim, rows.count,
-        shape_.tokens, shape_.meetings, shape_.group, shape_.head_dim, shape_.rows));
+        what, queries.tokens, queries.head_steps, queries.group, queries.head_dim, rows.count,
+        shape_.tokens, shape_.head_steps, shape_.group, shape_.head_dim, shape_.rows));
   }
-  if (shape_.meetings == 0) return;
+  if (shape_.head_steps == 0) return;
   const auto at = [&](std::int64_t offset) { return workspace + offset; };
   const auto bf16 = [&](std::int64_t offset) {
     return reinterpret_cast<__nv_bfloat16*>(at(offset));
@@ -87,10 +87,10 @@ void SqueezedAttention::attend(const SqueezedQueries& queries, const DeviceRows&
                         .tokens_of = ints(layout_.tokens_of),
                         .rows_of = ints(layout_.rows_of),
                         .partial = {bf16(layout_.out), reinterpret_cast<float*>(at(layout_.lse))}};
-  number_pieces(chosen.counts, queries.meetings, pieces, stream);
+  number_pieces(chosen.counts, queries.head_steps, pieces, stream);
   // How many there are is known on the device alone; where there are fewer, the last rounds find
   // nothing.
-  const std::int64_t most = queries.meetings * pieces_of(rows.count, shape_.piece_rows);
+  const std::int64_t most = queries.head_steps * pieces_of(rows.count, shape_.piece_rows);
   for (std::int64_t begin = 0; begin == 0 || begin < most; begin += shape_.pieces) {
     pieces.begin = static_cast<int>(begin);
     pack_pieces(queries, rows, chosen, pieces, stream);

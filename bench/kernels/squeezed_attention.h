@@ -1,7 +1,7 @@
 // Squeezed Attention (index/methods/squeezed_index.h) of a question where rows lie in the device's
 // memory: many tokens that choose together, of each head the rows that all of them attend. What
-// entry_scores.h says of meetings, memory and refusals holds here; a meeting is that of all tokens
-// with a KV head.
+// entry_scores.h says of head steps, memory and refusals holds here; a head step is that of all
+// tokens with a KV head.
 //
 // A question goes: weigh_clusters, choose_important (squeezed_choice.h), SqueezedAttention::attend.
 #pragma once
@@ -20,9 +20,9 @@
 namespace topkv::gpu {
 
 struct SqueezedQueries {
-  const __nv_bfloat16* data = nullptr;  ///< [tokens, meetings, group, head_dim]
+  const __nv_bfloat16* data = nullptr;  ///< [tokens, head_steps, group, head_dim]
   std::int64_t tokens = 0;
-  std::int64_t meetings = 0;
+  std::int64_t head_steps = 0;
   std::int64_t group = 1;
   std::int64_t head_dim = 0;  ///< 64 or 128
   float scale = 0;            ///< on q·k
@@ -36,8 +36,8 @@ std::int64_t weigh_workspace(const SqueezedQueries& queries, std::int64_t count)
 ///   S_i = exp(q·C_i) / Σ_j N_j exp(q·C_j)
 ///
 /// averaged over the tokens, up to a number that is the head's. A token of which a score is beyond
-/// float32 has no say. centroids: [meetings, slots, head_dim]; scores: [meetings, group, count]; of
-/// clusters: how many rows each has.
+/// float32 has no say. centroids: [head_steps, slots, head_dim]; scores: [head_steps, group,
+/// count]; of clusters: how many rows each has.
 void weigh_clusters(const SqueezedQueries& queries, const __nv_bfloat16* centroids,
                     std::int64_t slots, std::int64_t count, const DeviceClusters& clusters,
                     float* workspace, float* scores, cudaStream_t stream);
@@ -50,11 +50,11 @@ class SqueezedAttention {
  public:
   struct Shape {
     std::int64_t tokens = 0;
-    std::int64_t meetings = 0;
+    std::int64_t head_steps = 0;
     std::int64_t group = 1;
     std::int64_t head_dim = 0;  ///< 64 or 128
     float scale = 0;
-    std::int64_t rows = 0;  ///< of a meeting, at most
+    std::int64_t rows = 0;  ///< of a head step, at most
     /// Of a piece, a multiple of 256: fewer spread better over the device, and more queries and
     /// outputs are written and read for them.
     std::int64_t piece_rows = 4096;
@@ -68,7 +68,7 @@ class SqueezedAttention {
   /// Device memory that attend works in, 256-byte aligned.
   std::int64_t workspace_bytes() const { return layout_.total; }
 
-  /// The partial, [tokens, meetings, group], of all tokens over rows of their meetings.
+  /// The partial, [tokens, head_steps, group], of all tokens over rows of their head steps.
   /// REQUIRES: queries of the shape, no more rows, none of them in a ring, and entries that are
   /// rows.
   void attend(const SqueezedQueries& queries, const DeviceRows& rows, const ChosenEntries& chosen,

@@ -8,10 +8,10 @@ namespace {
 
 /// Writes the rows of the clusters chosen.
 template <int each>
-__device__ void write_rows(const MeetingChoice<each>& choice, const DeviceClusters& clusters,
+__device__ void write_rows(const HeadStepChoice<each>& choice, const DeviceClusters& clusters,
                            Mask<each> chosen) {
-  const int* begin = clusters.begin + choice.meeting * (clusters.slots + 1);
-  const int* rows = clusters.rows + choice.meeting * clusters.row_slots;
+  const int* begin = clusters.begin + choice.head_step * (clusters.slots + 1);
+  const int* rows = clusters.rows + choice.head_step * clusters.row_slots;
   int mine = 0;
 #pragma unroll
   for (int i = 0; i < each; ++i) {
@@ -20,7 +20,7 @@ __device__ void write_rows(const MeetingChoice<each>& choice, const DeviceCluste
   }
   int all = 0;
   int* to =
-      choice.task.entries + choice.meeting * choice.task.capacity + choice.team.place(mine, all);
+      choice.task.entries + choice.head_step * choice.task.capacity + choice.team.place(mine, all);
   const int lane = static_cast<int>(threadIdx.x) % warp;
 #pragma unroll 1
   for (int i = 0; i < each; ++i) {
@@ -48,7 +48,7 @@ __device__ void write_rows(const MeetingChoice<each>& choice, const DeviceCluste
     }
     to += of_warp;
   }
-  if (choice.team.first_thread()) choice.task.counts[choice.meeting] = all;
+  if (choice.team.first_thread()) choice.task.counts[choice.head_step] = all;
 }
 
 /// Clusters above a threshold for any head: their rows.
@@ -57,9 +57,9 @@ struct Important {
   float log_threshold;
 
   template <int each>
-  __device__ void choose(const MeetingChoice<each>& choice) const {
+  __device__ void choose(const HeadStepChoice<each>& choice) const {
     const ChoiceTask& task = choice.task;
-    const int* begin = clusters.begin + choice.meeting * (clusters.slots + 1);
+    const int* begin = clusters.begin + choice.head_step * (clusters.slots + 1);
     const auto members = [&](int i) {
       const int number = choice.team.number(i);
       return static_cast<float>(begin[number + 1] - begin[number]);
@@ -82,7 +82,7 @@ struct Important {
 
 }  // namespace
 
-void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
+void choose_important(const float* scores, const HeadStepQueries& queries, std::int64_t count,
                       const DeviceClusters& clusters, float log_threshold,
                       const ChosenEntries& chosen, cudaStream_t stream) {
   check_slots("choice of the important", 0, count, clusters.slots);

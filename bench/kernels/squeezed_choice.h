@@ -10,8 +10,8 @@
 
 namespace topkv::gpu {
 
-/// Clusters of rows: of each the number of the first of its rows in `rows`, [meetings, slots + 1],
-/// and rows, [meetings, row_slots], cluster by cluster.
+/// Clusters of rows: of each the number of the first of its rows in `rows`, [head_steps, slots +
+/// 1], and rows, [head_steps, row_slots], cluster by cluster.
 struct DeviceClusters {
   const int* begin = nullptr;
   const int* rows = nullptr;
@@ -20,10 +20,10 @@ struct DeviceClusters {
 };
 
 /// Rows of the clusters whose importance, exp(score) / Σ_j N_j exp(score_j) over all clusters of
-/// the meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Of a
+/// the head step with N_j rows each, is at least exp(log_threshold) for any head of the group. Of a
 /// head none of whose scores is above -inf none are. Rows do not ascend over clusters. capacity:
 /// row_slots.
-void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
+void choose_important(const float* scores, const HeadStepQueries& queries, std::int64_t count,
                       const DeviceClusters& clusters, float log_threshold,
                       const ChosenEntries& chosen, cudaStream_t stream);
 

@@ -15,15 +15,15 @@ constexpr std::int64_t most_blocks = 2048;
 
 /// By one block: a running sum.
 __global__ void __launch_bounds__(block)
-    number_kernel(const int* counts, int meetings, int rows, int* first) {
+    number_kernel(const int* counts, int head_steps, int rows, int* first) {
   __shared__ int of_warps[block / warp];
   await_previous();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
   int before = 0;
-  for (int at = 0; at < meetings; at += block) {
-    const int meeting = at + thread;
-    int upto = meeting < meetings ? (counts[meeting] + rows - 1) / rows : 0;
+  for (int at = 0; at < head_steps; at += block) {
+    const int head_step = at + thread;
+    int upto = head_step < head_steps ? (counts[head_step] + rows - 1) / rows : 0;
     const int mine = upto;
     for (int step = 1; step < warp; step *= 2) {
       const int other = __shfl_up_sync(all_lanes, upto, step);
@@ -37,17 +37,17 @@ __global__ void __launch_bounds__(block)
       if (w < thread / warp) upto += of_warps[w];
       total += of_warps[w];
     }
-    if (meeting < meetings) first[meeting] = before + upto - mine;
+    if (head_step < head_steps) first[head_step] = before + upto - mine;
     before += total;
   }
-  if (thread == 0) first[meetings] = before;
+  if (thread == 0) first[head_steps] = before;
 }
 
-/// The meeting that has a piece: the last whose pieces begin at or before it. REQUIRES: there is
+/// The head step that has a piece: the last whose pieces begin at or before it. REQUIRES: there is
 /// such a piece.
-__device__ __forceinline__ int meeting_of(const int* first, int meetings, int piece) {
+__device__ __forceinline__ int head_step_of(const int* first, int head_steps, int piece) {
   int low = 0;
-  int high = meetings;  // first[low] <= piece < first[high]
+  int high = head_steps;  // first[low] <= piece < first[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     (first[middle] <= piece ? low : high) = middle;
@@ -63,7 +63,7 @@ struct PieceCopy {
   const DeviceRows& rows;
   const ChosenEntries& chosen;
   const SqueezedPieces& pieces;
-  int slot, meeting;
+  int slot, head_step;
   int thread = static_cast<int>(threadIdx.x);
   int chunk = thread % chunks;
 
@@ -77,21 +77,21 @@ struct PieceCopy {
     const int end = min(begin + copied_rows, vectors);
 #pragma unroll 4
     for (int i = begin + thread / chunks; i < end; i += across) {
-      const std::int64_t vector = (i / group * queries.meetings + meeting) * group + i % group;
+      const std::int64_t vector = (i / group * queries.head_steps + head_step) * group + i % group;
       to[std::int64_t{i} * chunks] = from[vector * chunks];
     }
   }
 
   /// Rows [begin, begin + copied_rows) of the piece, or zeros.
   __device__ void copy_rows(int begin) const {
-    const int skip = (pieces.begin + slot - pieces.first[meeting]) * pieces.rows;
-    const int count = min(pieces.rows, chosen.counts[meeting] - skip);
+    const int skip = (pieces.begin + slot - pieces.first[head_step]) * pieces.rows;
+    const int count = min(pieces.rows, chosen.counts[head_step] - skip);
     if (begin == 0 && thread == 0) {
       pieces.tokens_of[slot] = static_cast<int>(queries.tokens);
       pieces.rows_of[slot] = count;
     }
-    const int* entries = chosen.entries + meeting * chosen.capacity + skip;
-    const std::int64_t base = meeting * rows.head_stride / 8 + chunk;
+    const int* entries = chosen.entries + head_step * chosen.capacity + skip;
+    const std::int64_t base = head_step * rows.head_stride / 8 + chunk;
     const auto* keys = reinterpret_cast<const uint4*>(rows.keys) + base;
     const auto* values = reinterpret_cast<const uint4*>(rows.values) + base;
     const std::int64_t place = std::int64_t{slot} * pieces.rows * chunks + chunk;
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(block)
     pack_kernel(const SqueezedQueries queries, const DeviceRows rows, const ChosenEntries chosen,
                 const SqueezedPieces pieces, int row_parts, int parts) {
   await_previous();
-  const auto meetings = static_cast<int>(queries.meetings);
-  const int there = max(0, min(pieces.slots, pieces.first[meetings] - pieces.begin));
+  const auto head_steps = static_cast<int>(queries.head_steps);
+  const int there = max(0, min(pieces.slots, pieces.first[head_steps] - pieces.begin));
   if (blockIdx.x == 0) {
     for (int slot = there + static_cast<int>(threadIdx.x); slot < pieces.slots; slot += block)
       pieces.tokens_of[slot] = pieces.rows_of[slot] = 0;
@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(block)
   for (std::int64_t item = blockIdx.x; item < std::int64_t{there} * parts; item += gridDim.x) {
     const auto slot = static_cast<int>(item / parts);
     const auto part = static_cast<int>(item % parts);
-    const PieceCopy<chunks> copy{queries, rows,
-                                 chosen,  pieces,
-                                 slot,    meeting_of(pieces.first, meetings, pieces.begin + slot)};
+    const PieceCopy<chunks> copy{
+        queries, rows, chosen,
+        pieces,  slot, head_step_of(pieces.first, head_steps, pieces.begin + slot)};
     if (part < row_parts) {
       copy.copy_rows(part * copied_rows);
     } else {
@@ -145,13 +145,13 @@ __device__ __forceinline__ void merge_head(const SqueezedQueries& queries,
                                            const SqueezedPieces& pieces,
                                            const DevicePartial& partial, bool merge,
                                            std::int64_t number) {
-  const std::int64_t heads = queries.meetings * queries.group;
+  const std::int64_t heads = queries.head_steps * queries.group;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const std::int64_t token = number / heads;
-  const std::int64_t meeting = number % heads / queries.group;
+  const std::int64_t head_step = number % heads / queries.group;
   const std::int64_t g = number % queries.group;
-  const int begin = max(pieces.first[meeting], pieces.begin) - pieces.begin;
-  const int end = min(pieces.first[meeting + 1], pieces.begin + pieces.slots) - pieces.begin;
+  const int begin = max(pieces.first[head_step], pieces.begin) - pieces.begin;
+  const int end = min(pieces.first[head_step + 1], pieces.begin + pieces.slots) - pieces.begin;
   if (begin >= end && merge) return;
   constexpr int dim = each * warp;
   float* const out = partial.out + number * dim + lane * each;
@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(block)
     merge_kernel(const SqueezedQueries queries, const SqueezedPieces pieces,
                  const DevicePartial partial, bool merge) {
   await_previous();
-  if (merge && pieces.first[queries.meetings] <= pieces.begin) return;
-  const std::int64_t count = queries.tokens * queries.meetings * queries.group;
+  if (merge && pieces.first[queries.head_steps] <= pieces.begin) return;
+  const std::int64_t count = queries.tokens * queries.head_steps * queries.group;
   const std::int64_t step = std::int64_t{gridDim.x} * block / warp;
   for (std::int64_t number =
            (std::int64_t{blockIdx.x} * block + static_cast<int>(threadIdx.x)) / warp;
@@ -206,9 +206,9 @@ __global__ void __launch_bounds__(block)
 
 }  // namespace
 
-void number_pieces(const int* counts, std::int64_t meetings, const SqueezedPieces& pieces,
+void number_pieces(const int* counts, std::int64_t head_steps, const SqueezedPieces& pieces,
                    cudaStream_t stream) {
-  launch_overlapped(number_kernel, dim3(1), block, 0, stream, counts, static_cast<int>(meetings),
+  launch_overlapped(number_kernel, dim3(1), block, 0, stream, counts, static_cast<int>(head_steps),
                     pieces.rows, pieces.first);
 }
 
@@ -232,7 +232,7 @@ void pack_pieces(const SqueezedQueries& queries, const DeviceRows& rows,
 
 void merge_pieces(const SqueezedQueries& queries, const SqueezedPieces& pieces,
                   const DevicePartial& partial, Into into, cudaStream_t stream) {
-  const std::int64_t heads = queries.tokens * queries.meetings * queries.group;
+  const std::int64_t heads = queries.tokens * queries.head_steps * queries.group;
   const auto blocks =
       static_cast<unsigned>(std::min(most_blocks, std::int64_t{all_blocks(heads, block / warp)}));
   const auto launch = [&](auto kernel) {

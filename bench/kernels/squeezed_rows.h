@@ -13,12 +13,12 @@
 
 namespace topkv::gpu {
 
-/// Pieces are numbered meeting by meeting. Slot i of `slots` has piece `begin` + i.
+/// Pieces are numbered head step by head step. Slot i of `slots` has piece `begin` + i.
 struct SqueezedPieces {
   int rows = 0;  ///< of a piece
   int slots = 0;
   int begin = 0;
-  int* first = nullptr;              ///< [meetings + 1]: of a meeting's pieces
+  int* first = nullptr;              ///< [head_steps + 1]: of a head step's pieces
   __nv_bfloat16* keys = nullptr;     ///< [slots, rows, head_dim]
   __nv_bfloat16* values = nullptr;   ///< likewise
   __nv_bfloat16* queries = nullptr;  ///< [slots, tokens, group, head_dim]
@@ -28,7 +28,7 @@ struct SqueezedPieces {
 };
 
 /// Writes `first`.
-void number_pieces(const int* counts, std::int64_t meetings, const SqueezedPieces& pieces,
+void number_pieces(const int* counts, std::int64_t head_steps, const SqueezedPieces& pieces,
                    cudaStream_t stream);
 
 /// Writes keys and values, zeros behind them up to a multiple of 256, queries and both lengths.

@@ -17,10 +17,11 @@ __global__ void __launch_bounds__(block)
     members_kernel(const int* begin, std::int64_t slots, int count, int padded, float* logs) {
   await_previous();
   const int i = static_cast<int>(blockIdx.x) * block + static_cast<int>(threadIdx.x);
-  const std::int64_t meeting = blockIdx.y;
+  const std::int64_t head_step = blockIdx.y;
   if (i >= padded) return;
-  const int* of = begin + meeting * (slots + 1);
-  logs[meeting * padded + i] = i < count ? log2f(static_cast<float>(of[i + 1] - of[i])) : -INFINITY;
+  const int* of = begin + head_step * (slots + 1);
+  logs[head_step * padded + i] =
+      i < count ? log2f(static_cast<float>(of[i + 1] - of[i])) : -INFINITY;
 }
 
 /// Sums of 2^x, relative to the largest x so far.
@@ -86,24 +87,24 @@ struct SumLog {
 }  // namespace
 
 std::int64_t weigh_workspace(const SqueezedQueries& queries, std::int64_t count) {
-  return queries.meetings * (fold_padded(count) + queries.group * fold_padded(queries.tokens));
+  return queries.head_steps * (fold_padded(count) + queries.group * fold_padded(queries.tokens));
 }
 
 void weigh_clusters(const SqueezedQueries& queries, const __nv_bfloat16* centroids,
                     std::int64_t slots, std::int64_t count, const DeviceClusters& clusters,
                     float* workspace, float* scores, cudaStream_t stream) {
   const std::string what = "importances of clusters";
-  check_squeezed(what, queries.tokens, queries.meetings, queries.group, queries.head_dim,
+  check_squeezed(what, queries.tokens, queries.head_steps, queries.group, queries.head_dim,
                  queries.scale);
   check_slots(what, 0, count, slots);
   check_slots(what, 0, count, clusters.slots);
-  if (count <= 0 || queries.meetings == 0) return;
-  const auto heads = static_cast<int>(queries.meetings * queries.group);
+  if (count <= 0 || queries.head_steps == 0) return;
+  const auto heads = static_cast<int>(queries.head_steps * queries.group);
   const std::int64_t padded = fold_padded(count);
-  float* const tokens_offsets = workspace + queries.meetings * padded;
+  float* const tokens_offsets = workspace + queries.head_steps * padded;
   launch_overlapped(members_kernel,
-                    dim3(all_blocks(padded, block), static_cast<unsigned>(queries.meetings)), block,
-                    0, stream, clusters.begin, clusters.slots, static_cast<int>(count),
+                    dim3(all_blocks(padded, block), static_cast<unsigned>(queries.head_steps)),
+                    block, 0, stream, clusters.begin, clusters.slots, static_cast<int>(count),
                     static_cast<int>(padded), workspace);
   const FoldRows<__nv_bfloat16> of_tokens{queries.data, static_cast<int>(queries.tokens),
                                           heads * queries.head_dim, queries.head_dim, 1};

@@ -168,7 +168,7 @@ struct Sums {
 
 /// Each block a stretch of one KV head's keys for one token; its warps take units in turn. The
 /// tokens' blocks for a stretch follow each other, so that codes come from memory once. A row goes
-/// to the host when it is met; the last warp of a meeting says how many they are.
+/// to the host when it is met; the last warp of a head step says how many they are.
 template <int K, int V, bool capped>
 __global__ void __launch_bounds__(pass_threads, pass_blocks)
     pass_kernel(const __grid_constant__ CodeScan scan, std::uint32_t one, std::uint32_t eights) {
@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   const int token = static_cast<int>(blockIdx.x) % scan.tokens;
   const int head = number / scan.splits;
   const int split = number % scan.splits;
-  const int meeting = token * scan.kv_heads + head;
-  const ScanRange range = scan.range[meeting];
+  const int head_step = token * scan.kv_heads + head;
+  const ScanRange range = scan.range[head_step];
   const int first = range.begin / unit_keys;
   const std::int64_t units =
       range.end > range.begin ? (range.end + unit_keys - 1) / unit_keys - first : 0;
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   wait_for_previous_kernel();  // codes do not change; the query is new
   let_next_kernel_start();
 
-  const QueryPlan plan = scan.plans[meeting * code_group + r];
-  RelativeScores<K, capped> scores(scan, plan, scan.coefficients + meeting * 16 * key_slots(K),
+  const QueryPlan plan = scan.plans[head_step * code_group + r];
+  RelativeScores<K, capped> scores(scan, plan, scan.coefficients + head_step * 16 * key_slots(K),
                                    lane);
   const float threshold =
       scan.wanted >= range.end - range.begin ? 0.0F : exp2f(-scan_threshold_log2);
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
           const int position =
               position_of(key, scan.rare_keys + head * scan.rare_slots, before[0], before[1]);
           const int list = list_of(position, scan.lists);
-          const int place = atomicAdd(scan.count + meeting * scan_lists + list, 1);
+          const int place = atomicAdd(scan.count + head_step * scan_lists + list, 1);
           listed = place < scan.capacity;
           int* found = list_at(list);
           if (listed) *const_cast<volatile int*>(found + 1 + place) = position;
@@ -349,12 +349,12 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
     }
   }
   // (What this warp counted is there: it has waited for its places in lists.)
-  int before = lane == 0 ? atomicAdd(scan.arrived + meeting, 1) : 0;
+  int before = lane == 0 ? atomicAdd(scan.arrived + head_step, 1) : 0;
   before = __shfl_sync(all_lanes, before, 0);
   if (before + 1 == scan.splits * pass_warps && lane < scan.lists) {
-    if (lane == 0) scan.arrived[meeting] = 0;
+    if (lane == 0) scan.arrived[head_step] = 0;
     // Who waits looks at each place: a fence between rows and their number would take longer.
-    const int count = atomicAdd(scan.count + meeting * scan_lists + lane, 0);
+    const int count = atomicAdd(scan.count + head_step * scan_lists + lane, 0);
     *const_cast<volatile int*>(list_at(lane)) = min(count, scan.capacity);
   }
 
@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   }
   __syncthreads();
   const std::int64_t place =
-      (static_cast<std::int64_t>(meeting) * scan.splits + split) * code_group;
+      (static_cast<std::int64_t>(head_step) * scan.splits + split) * code_group;
   for (int i = static_cast<int>(threadIdx.x); i < scan.group * axes; i += pass_threads) {
     const int g = i / axes;
     const int axis = i % axes;
@@ -394,7 +394,8 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
     }
     if (axis < V * 8) scan.sums[(place + g) * axes + axis] = sum;
     if (axis == 0) {
-      scan.masses[place + g] = {whole, scan.plans[meeting * code_group + g].reference + reference};
+      scan.masses[place + g] = {whole,
+                                scan.plans[head_step * code_group + g].reference + reference};
     }
   }
 }
@@ -433,7 +434,7 @@ void pass_codes(const CodeScan& scan, cudaStream_t stream) {
   const std::uint32_t one = 0x3C003C00U;
   const std::uint32_t eights = 0x88888888U;
   with_pass(scan, [&](auto kernel, int bytes) {
-    launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.splits)), pass_threads,
+    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan.splits)), pass_threads,
                  bytes, stream, kernel, one, eights);
   });
 }

@@ -32,7 +32,7 @@ __device__ void copy_to_host(const StepInput& input) {
   if (threadIdx.x == 0) *const_cast<volatile int*>(input.taken) = input.turn;
 }
 
-/// Coefficients of one query head: a block. Also empties the meeting's lists, and tells the host
+/// Coefficients of one query head: a block. Also empties the head step's lists, and tells the host
 /// that the scan has begun.
 template <int K, int D>
 __global__ void __launch_bounds__(prepare_threads)
@@ -42,16 +42,16 @@ __global__ void __launch_bounds__(prepare_threads)
   __shared__ __align__(16) float query[D];
   __shared__ float along[slots];
   __shared__ float at_middle;
-  const int meeting = static_cast<int>(blockIdx.x) / code_group;
-  const int head = meeting % scan.kv_heads;
+  const int head_step = static_cast<int>(blockIdx.x) / code_group;
+  const int head = head_step % scan.kv_heads;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
-  std::uint8_t* to = scan.coefficients + (meeting * 16 + g) * slots;
-  QueryScale* result = scan.scales + meeting * code_group + g;
+  std::uint8_t* to = scan.coefficients + (head_step * 16 + g) * slots;
+  QueryScale* result = scan.scales + head_step * code_group + g;
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && thread == 0 && begun != nullptr) *const_cast<volatile int*>(begun) = turn;
-  if (g == 0 && thread < scan.lists) scan.count[meeting * scan_lists + thread] = 0;
+  if (g == 0 && thread < scan.lists) scan.count[head_step * scan_lists + thread] = 0;
   const auto weigh_nothing = [&] {
     if (thread < slots) to[thread] = to[8 * slots + thread] = 0;
     if (thread == 0) *result = {0.0F, -INFINITY};
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(prepare_threads)
   if (g >= scan.group) return weigh_nothing();
 
   const float* q =
-      scan.token[meeting / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
+      scan.token[head_step / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
   if (thread < D) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
   const float* tables = scan.tables + static_cast<std::int64_t>(head) * table.floats(K);
@@ -149,16 +149,16 @@ template <int K, bool capped>
 __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ CodeScan scan) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int meeting = static_cast<int>(blockIdx.y);
-  const int head = meeting % scan.kv_heads;
+  const int head_step = static_cast<int>(blockIdx.y);
+  const int head = head_step % scan.kv_heads;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const int i = static_cast<int>(blockIdx.x * (block / warp) + threadIdx.x / warp);
-  const ScanRange range = scan.range[meeting];
+  const ScanRange range = scan.range[head_step];
   const int first = range.begin / unit_keys;
   const int units = (range.end + unit_keys - 1) / unit_keys - first;
   const int r = lane / 4;
   const int t = lane % 4;
-  const std::int64_t place = meeting * code_group + r;
+  const std::int64_t place = head_step * code_group + r;
   auto* to = scan.scores + place * most_sampled + i * unit_keys;
   float* maxima = scan.maxima + place * plan_threads + i * (unit_keys / maximum_keys);
   if (range.end <= range.begin || i >= units) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
     return;
   }
   KeyScores<K> keys;
-  keys.load(scan.coefficients + meeting * 16 * key_slots(K), lane);
+  keys.load(scan.coefficients + head_step * 16 * key_slots(K), lane);
   const QueryScale scale = scan.scales[place];
   keys.lo = scale.lo;
   keys.add = -257.0F * scale.lo * magic;
@@ -325,16 +325,16 @@ __global__ void __launch_bounds__(plan_threads)
   __shared__ float shared[plan_threads / warp];
   __shared__ int counts[2][plan_threads / warp];
   __shared__ Selection selection;
-  const int meeting = static_cast<int>(blockIdx.x) / code_group;
+  const int head_step = static_cast<int>(blockIdx.x) / code_group;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (meeting == scan.meetings()) return copy_to_host(copied);
-  const std::int64_t place = meeting * code_group + g;
+  if (head_step == scan.head_steps()) return copy_to_host(copied);
+  const std::int64_t place = head_step * code_group + g;
   const QueryScale scale = scan.scales[place];
   QueryPlan* result = scan.plans + place;
-  const ScanRange range = scan.range[meeting];
+  const ScanRange range = scan.range[head_step];
   const int keys = max(0, range.end - range.begin);
   if (g >= scan.group || keys == 0 || scale.add == -INFINITY) {
     // No weight is left of it, of -cap neither, which it becomes where it is capped.
@@ -383,8 +383,8 @@ __global__ void __launch_bounds__(plan_threads)
 }  // namespace
 
 void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t stream) {
-  const dim3 heads(static_cast<unsigned>(scan.meetings() * code_group));
-  const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.meetings()));
+  const dim3 heads(static_cast<unsigned>(scan.head_steps() * code_group));
+  const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.head_steps()));
   for_key_bytes(scan.key_bytes, [&](auto bytes) {
     constexpr int k = bytes;
     for_dims(scan.head_dim, [&](auto dims) {

@@ -23,8 +23,8 @@ struct RareTile {
   float sums[slices][code_group][D];
 };
 
-/// The last block of a meeting that comes here writes what all of them found.
-__device__ void merge_parts(const CodeScan& scan, int meeting) {
+/// The last block of a head step that comes here writes what all of them found.
+__device__ void merge_parts(const CodeScan& scan, int head_step) {
   __shared__ bool last;
   __shared__ float factor[code_group][scan_rare_parts];
   const int thread = static_cast<int>(threadIdx.x);
@@ -32,16 +32,16 @@ __device__ void merge_parts(const CodeScan& scan, int meeting) {
   __threadfence();
   __syncthreads();
   if (thread == 0) {
-    last = atomicAdd(scan.rare_arrived + meeting, 1) + 1 == scan_rare_parts;
-    if (last) scan.rare_arrived[meeting] = 0;
+    last = atomicAdd(scan.rare_arrived + head_step, 1) + 1 == scan_rare_parts;
+    if (last) scan.rare_arrived[head_step] = 0;
   }
   __syncthreads();
   if (!last) return;
   __threadfence();
-  const int heads = scan.meetings() * scan.group;
-  const int first = meeting * scan.group;  // among all heads
-  const DevicePartial& to = scan.token[meeting / scan.kv_heads].rare;
-  const int row = meeting % scan.kv_heads * scan.group;  // among the token's heads
+  const int heads = scan.head_steps() * scan.group;
+  const int first = head_step * scan.group;  // among all heads
+  const DevicePartial& to = scan.token[head_step / scan.kv_heads].rare;
+  const int row = head_step % scan.kv_heads * scan.group;  // among the token's heads
   static_assert(scan_rare_parts <= warp, "a lane weighs a part");
   for (int g = thread / warp; g < scan.group; g += threads / warp) {
     const float lse =
@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
   extern __shared__ __align__(16) std::uint8_t shared[];
   using Tile = RareTile<D>;
   auto& tile = *reinterpret_cast<Tile*>(shared);
-  const int meeting = static_cast<int>(blockIdx.x) / scan_rare_parts;
+  const int head_step = static_cast<int>(blockIdx.x) / scan_rare_parts;
   const int part = static_cast<int>(blockIdx.x) % scan_rare_parts;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
   const int dim = scan.head_dim;
-  const int head = meeting % scan.kv_heads;
-  const ScanRange range = scan.range[meeting];
+  const int head = head_step % scan.kv_heads;
+  const ScanRange range = scan.range[head_step];
   const int all = max(0, range.rare_end - range.rare_begin);
   const int begin = range.rare_begin + all * part / scan_rare_parts;
   const int end = range.rare_begin + all * (part + 1) / scan_rare_parts;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
     const int g = i / D;
     const int d = i % D;
     tile.query[g][d] =
-        g < scan.group && d < dim ? scan.scale * query_of(scan, meeting, g)[d] : 0.0F;
+        g < scan.group && d < dim ? scan.scale * query_of(scan, head_step, g)[d] : 0.0F;
   }
   if (thread < code_group) {
     tile.high[thread] = -INFINITY;
@@ -195,19 +195,19 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
     tile.sums[slice][g][pair + 1] = sum[g].y;
   }
   __syncthreads();
-  const int heads = scan.meetings() * scan.group;
+  const int heads = scan.head_steps() * scan.group;
   for (int i = thread; i < scan.group * D; i += threads) {
     const int g = i / D;
     const int d = i % D;
     float x = 0;
 #pragma unroll
     for (int j = 0; j < Tile::slices; ++j) x += tile.sums[j][g][d];
-    const std::int64_t at = static_cast<std::int64_t>(part) * heads + meeting * scan.group + g;
+    const std::int64_t at = static_cast<std::int64_t>(part) * heads + head_step * scan.group + g;
     const float mass = tile.mass[g];
     if (d < dim) scan.parts.out[at * dim + d] = mass > 0 ? x / mass : 0.0F;
     if (d == 0) scan.parts.lse[at] = mass > 0 ? tile.high[g] + logf(mass) : -INFINITY;
   }
-  merge_parts(scan, meeting);
+  merge_parts(scan, head_step);
   wait_for_previous_kernel();  // for whoever waits for this one
 }
 
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
 
 void attend_rare(const CodeScan& scan, cudaStream_t stream) {
   for_dims(scan.head_dim, [&](auto dims) {
-    launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan_rare_parts)), threads,
+    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan_rare_parts)), threads,
                  static_cast<int>(sizeof(RareTile<dims>)), stream, rare_kernel<dims>);
   });
 }

@@ -45,7 +45,7 @@ struct ScanToken {
   int* found = nullptr;
 };
 
-/// Everything is in device memory; what the first group points to does not change. A *meeting* is
+/// Everything is in device memory; what the first group points to does not change. A *head step* is
 /// that of one token with one KV head: number token * kv_heads + KV head.
 struct CodeScan {
   const std::uint8_t* units = nullptr;  // [kv_heads] of head_bytes (code_format.cuh)
@@ -65,26 +65,26 @@ struct CodeScan {
   int wanted = 0;      // rows of each query head
   int lists = 1;       // of a KV head, among which rows are spread
   int capacity = 0;    // of a list
-  int splits = 0;      // blocks of a meeting
+  int splits = 0;      // blocks of a head step
   bool tail = false;   // wanted beside the list
   bool early = false;  // kernels may be launched before the one before them ends
   int tokens = 1;
   ScanToken token[scan_batch];
-  ScanRange range[scan_heads];  // [meetings]
+  ScanRange range[scan_heads];  // [head_steps]
 
-  std::uint8_t* coefficients = nullptr;  // [meetings][16][key_slots(key_bytes)]
-  QueryScale* scales = nullptr;          // [meetings][code_group]
-  QueryPlan* plans = nullptr;            // [meetings][code_group]
-  float* scores = nullptr;               // [meetings][code_group][scan_sample_units * 64], log2
+  std::uint8_t* coefficients = nullptr;  // [head_steps][16][key_slots(key_bytes)]
+  QueryScale* scales = nullptr;          // [head_steps][code_group]
+  QueryPlan* plans = nullptr;            // [head_steps][code_group]
+  float* scores = nullptr;               // [head_steps][code_group][scan_sample_units * 64], log2
   float* maxima = nullptr;               // of scores: of each 32
-  int* count = nullptr;                  // [meetings][scan_lists]: rows above the threshold
-  int* arrived = nullptr;                // [meetings]: warps; 0 before a scan and after it
-  float* sums = nullptr;                 // [meetings][splits][code_group][sum_axes(value_bytes)]
-  float2* masses = nullptr;     // [meetings][splits][code_group]: sum of weights, log2 reference
-  DevicePartial parts;          // [scan_rare_parts][meetings * group] heads: rare rows
-  int* rare_arrived = nullptr;  // [meetings]: blocks; 0 before a scan and after it
+  int* count = nullptr;                  // [head_steps][scan_lists]: rows above the threshold
+  int* arrived = nullptr;                // [head_steps]: warps; 0 before a scan and after it
+  float* sums = nullptr;                 // [head_steps][splits][code_group][sum_axes(value_bytes)]
+  float2* masses = nullptr;     // [head_steps][splits][code_group]: sum of weights, log2 reference
+  DevicePartial parts;          // [scan_rare_parts][head_steps * group] heads: rare rows
+  int* rare_arrived = nullptr;  // [head_steps]: blocks; 0 before a scan and after it
 
-  __host__ __device__ int meetings() const { return tokens * kv_heads; }
+  __host__ __device__ int head_steps() const { return tokens * kv_heads; }
 };
 
 /// Whether the current device launches these kernels early.

@@ -22,9 +22,9 @@ inline constexpr int magic_bits = 0x4B400000;
 inline constexpr float log2_of_e = 1.44269504F;
 
 /// Of one query head.
-__device__ __forceinline__ const float* query_of(const CodeScan& scan, int meeting, int g) {
-  const int head = meeting % scan.kv_heads;
-  return scan.token[meeting / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
+__device__ __forceinline__ const float* query_of(const CodeScan& scan, int head_step, int g) {
+  const int head = head_step % scan.kv_heads;
+  return scan.token[head_step / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
 }
 
 /// cap * tanh(score / cap), by tanh x = 1 - 2 / (e^(2x) + 1), to cap * 2^-20. `less` of it, if that

@@ -33,14 +33,14 @@ __device__ __forceinline__ float log_mean_error(float s, float x) {
 /// The deviation of a score's error for one query head: four threads an axis of the errors. Of
 /// scores that are capped it says little: 0, and they are taken as they are.
 template <int D>
-__device__ float error_deviation(const CodeScan& scan, int meeting, int g, float* shared) {
+__device__ float error_deviation(const CodeScan& scan, int head_step, int g, float* shared) {
   if (scan.softcap > 0) return 0;
   constexpr HeadTables table{D};
   const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t head = meeting % scan.kv_heads;
+  const std::int64_t head = head_step % scan.kv_heads;
   const float* axis =
       scan.tables + head * table.floats(scan.key_bytes) + table.errors + thread / parts * D;
-  const float* query = query_of(scan, meeting, g);
+  const float* query = query_of(scan, head_step, g);
   float dot = 0;
 #pragma unroll 4
   for (int i = 4 * (thread % parts); i < scan.head_dim; i += 4 * parts) {
@@ -61,13 +61,13 @@ struct Correction {
 /// What the codes' errors add to the mass of keys below the threshold, on average over those of the
 /// sample, for one query head: a block.
 template <int D>
-__device__ Correction correct_head(const CodeScan& scan, int meeting, int g) {
+__device__ Correction correct_head(const CodeScan& scan, int head_step, int g) {
   __shared__ float shared[warp];
   __shared__ float errors[errors_entries];  // means of exp(error), by the distance to the threshold
   const int thread = static_cast<int>(threadIdx.x);
-  const ScanRange range = scan.range[meeting];
-  const int place = meeting * code_group + g;
-  const float s = error_deviation<D>(scan, meeting, g, shared);
+  const ScanRange range = scan.range[head_step];
+  const int place = head_step * code_group + g;
+  const float s = error_deviation<D>(scan, head_step, g, shared);
   if (scan.wanted >= range.end - range.begin) return {s, 0.0F, 0.0F};  // nothing is below
   const float threshold = __ldcg(&scan.plans[place].reference) - scan_threshold_log2;
   const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(threads<D>)
   __shared__ float factor[most_splits];
   __shared__ float share[D];
   __shared__ float whole_mass, whole_reference;
-  const int meeting = static_cast<int>(blockIdx.x) / scan.group;
-  const int head = meeting % scan.kv_heads;
-  const ScanToken& token = scan.token[meeting / scan.kv_heads];
+  const int head_step = static_cast<int>(blockIdx.x) / scan.group;
+  const int head = head_step % scan.kv_heads;
+  const ScanToken& token = scan.token[head_step / scan.kv_heads];
   const int g = static_cast<int>(blockIdx.x) % scan.group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
@@ -144,10 +144,10 @@ __global__ void __launch_bounds__(threads<D>)
 #pragma unroll
   for (int i = 0; i < early; ++i) directions[i] = direction(i);
   const float base = tables[table.base + d];
-  const Correction correction = correct_head<D>(scan, meeting, g);
+  const Correction correction = correct_head<D>(scan, head_step, g);
   wait_for_previous_kernel();
   const auto place = [&](int s) {
-    return (static_cast<std::int64_t>(meeting) * scan.splits + s) * code_group + g;
+    return (static_cast<std::int64_t>(head_step) * scan.splits + s) * code_group + g;
   };
   if (thread < warp) {
     float reference = -INFINITY;
@@ -214,7 +214,7 @@ bool can_scan_early() {
 
 void estimate_rest(const CodeScan& scan, cudaStream_t stream) {
   for_dims(scan.head_dim, [&](auto dims) {
-    launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.group)), parts * dims, 0,
+    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan.group)), parts * dims, 0,
                  stream, tail_kernel<dims>, 8 * scan.value_bytes);
   });
 }

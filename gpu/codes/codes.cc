@@ -96,18 +96,18 @@ struct CudaCodes::Layout {
       layer.variances = pieces.place(n * 2 * f32);
       layers.push_back(layer);
     }
-    const std::int64_t meetings = scan_tokens * heads;
-    const std::int64_t group = meetings * code_group;
+    const std::int64_t head_steps = scan_tokens * heads;
+    const std::int64_t group = head_steps * code_group;
     const std::int64_t partials = scan_rare_parts * scan_tokens * shape.q_heads;
-    const std::int64_t blocks = std::max(heads * splits, meetings);  // CudaCodes::splits
-    coefficients = pieces.place(meetings * 16 * key_slots(key_bytes));
+    const std::int64_t blocks = std::max(heads * splits, head_steps);  // CudaCodes::splits
+    coefficients = pieces.place(head_steps * 16 * key_slots(key_bytes));
     scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
     plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
     scores = pieces.place(std::max(group * most_sampled * f32, staged));
     maxima = pieces.place(group * most_sampled / maximum_keys * f32);
-    count = pieces.place(scan_lists * meetings * std::int64_t{sizeof(int)});
-    arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
-    rare_arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
+    count = pieces.place(scan_lists * head_steps * std::int64_t{sizeof(int)});
+    arrived = pieces.place(head_steps * std::int64_t{sizeof(int)});
+    rare_arrived = pieces.place(head_steps * std::int64_t{sizeof(int)});
     sums = pieces.place(blocks * code_group * sum_axes(value_bytes) * f32);
     masses = pieces.place(blocks * code_group * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);

@@ -35,7 +35,7 @@ class CudaCodes final : public DeviceCodes {
   CodeScan scan(std::int64_t layer) const;
   /// Tokens of a scan at most.
   int scan_tokens() const { return scan_tokens_; }
-  /// So many blocks of each meeting as keep the device busy with so many tokens.
+  /// So many blocks of each head step as keep the device busy with so many tokens.
   int splits(int tokens) const { return std::max(1, splits_ / tokens); }
   /// Rows of a head.
   std::int64_t tokens() const { return tokens_; }

@@ -78,7 +78,7 @@ bool ScanWorkspace::add_token(const CudaCodes& codes, std::int64_t layer,
   scan.capacity = capacity;
   scan.tail = wanted.tail;
   for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
-    scan.range[scan.meetings() + head] =
+    scan.range[scan.head_steps() + head] =
         codes.range(layer, head, allowed[static_cast<std::size_t>(i * attention_.kv_heads + head)]);
   }
   const std::int64_t d = attention_.head_dim;

@@ -174,8 +174,8 @@ GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, Pos
   const auto* entries = at<const __nv_bfloat16>(from.entries);
   auto* scores = at<float>(layout_->scores);
   auto* rounded = at<__nv_bfloat16>(layout_->queries);
-  const MeetingQueries groups{rounded, shape_.kv_heads, shape_.group(), shape_.head_dim,
-                              shape_.softmax_scale()};
+  const HeadStepQueries groups{rounded, shape_.kv_heads, shape_.group(), shape_.head_dim,
+                               shape_.softmax_scale()};
   to_bf16(queries, shape_.q_heads * shape_.head_dim, rounded, stream);
   if (of.kind == StandInKind::components) {
     // Loads are of eight keys that lie together.
@@ -207,8 +207,8 @@ GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, Pos
                         among.size(), slots, scores, stream);
   }
   // Each query head by itself: as if it were a group.
-  MeetingQueries heads = groups;
-  heads.meetings = shape_.q_heads;
+  HeadStepQueries heads = groups;
+  heads.head_steps = shape_.q_heads;
   heads.group = 1;
   choose_best(scores, heads, among.size(), wanted, {room.entries, at<int>(layout_->counts), wanted},
               stream);

@@ -22,10 +22,10 @@ inline void check_head_dim(const std::string& what, std::int64_t head_dim) {
                       ", expected 64 or 128");
 }
 
-inline void check_meetings(const std::string& what, std::int64_t meetings) {
-  if (meetings < 0 || meetings > 65535)
-    throw Unsupported("CUDA " + what + ": " + std::to_string(meetings) +
-                      " meetings, expected at most 65535");
+inline void check_head_steps(const std::string& what, std::int64_t head_steps) {
+  if (head_steps < 0 || head_steps > 65535)
+    throw Unsupported("CUDA " + what + ": " + std::to_string(head_steps) +
+                      " head steps, expected at most 65535");
 }
 
 /// That there are slots for rows `first` to `count`, or whatever stands for them.
@@ -37,9 +37,9 @@ inline void check_slots(const std::string& what, std::int64_t first, std::int64_
                           " slots, expected 0 or more, as many slots, and at most 2^30 of these");
 }
 
-inline void check_queries(const std::string& what, const MeetingQueries& queries) {
+inline void check_queries(const std::string& what, const HeadStepQueries& queries) {
   check_head_dim(what, queries.head_dim);
-  check_meetings(what, queries.meetings);
+  check_head_steps(what, queries.head_steps);
   if (queries.group < 1 || queries.group > most_group)
     throw Unsupported("CUDA " + what + ": groups of " + std::to_string(queries.group) +
                       " query heads, expected 1 to " + std::to_string(most_group));

@@ -17,28 +17,28 @@
 namespace topkv::gpu {
 
 /// Scores pages for Quest: the upper bound Σ_i max(q_i largest_i, q_i smallest_i) of q·k over the
-/// keys of a page, times queries.scale. bounds: [meetings, page_slots, 2, head_dim], for each
+/// keys of a page, times queries.scale. bounds: [head_steps, page_slots, 2, head_dim], for each
 /// channel of a page the largest value, then for each channel the smallest value. scores:
-/// [meetings, group, pages], float32.
-void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
+/// [head_steps, group, pages], float32.
+void score_pages(const HeadStepQueries& queries, const __nv_bfloat16* bounds,
                  std::int64_t page_slots, std::int64_t pages, float* scores, cudaStream_t stream);
 
-/// Scores centroids: q·c times queries.scale. centroids: [meetings, slots, head_dim]; scores:
-/// [meetings, group, count], float32.
-void score_centroids(const MeetingQueries& queries, const __nv_bfloat16* centroids,
+/// Scores centroids: q·c times queries.scale. centroids: [head_steps, slots, head_dim]; scores:
+/// [head_steps, group, count], float32.
+void score_centroids(const HeadStepQueries& queries, const __nv_bfloat16* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream);
 
 /// Scores centroids in float32: q·c times queries.scale. exact: the queries, float32, in the layout
-/// of queries.data, which is not read. centroids: [meetings, slots, head_dim]; scores: [meetings,
-/// group, count].
-void score_centroids(const MeetingQueries& queries, const float* exact, const float* centroids,
+/// of queries.data, which is not read. centroids: [head_steps, slots, head_dim]; scores:
+/// [head_steps, group, count].
+void score_centroids(const HeadStepQueries& queries, const float* exact, const float* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream);
 
 /// Scores rows for SparQ, from the `read` components with the largest sums of |q| over the group.
 /// The sum over these components is divided by the square root of their share of |q|, and
-/// multiplied by queries.scale. components: [meetings, head_dim, slots]; scores: [meetings, group,
-/// rows], float32. REQUIRES: slots is a multiple of 8.
-void score_components(const MeetingQueries& queries, const __nv_bfloat16* components,
+/// multiplied by queries.scale. components: [head_steps, head_dim, slots]; scores: [head_steps,
+/// group, rows], float32. REQUIRES: slots is a multiple of 8.
+void score_components(const HeadStepQueries& queries, const __nv_bfloat16* components,
                       std::int64_t slots, std::int64_t rows, std::int64_t read, float* scores,
                       cudaStream_t stream);
 

@@ -13,11 +13,11 @@ namespace {
 constexpr int warps = block / warp;
 constexpr int at_once = 8;  // rows that a lane reads a part of before it sums
 
-/// Rows of `width` elements for each meeting.
+/// Rows of `width` elements for each head step.
 template <class Element>
 struct SummaryRows {
   const Element* rows;
-  std::int64_t meeting_stride;  // elements
+  std::int64_t head_step_stride;  // elements
   std::int64_t count;
 };
 
@@ -78,11 +78,11 @@ __global__ void __launch_bounds__(block, sizeof(Element) == 2 ? 3 : 2)
   constexpr int dim = split ? width / 2 : width;
   extern __shared__ float coefficients[];  // [group, width]
   await_previous();
-  const std::int64_t meeting = blockIdx.y;
+  const std::int64_t head_step = blockIdx.y;
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < group * width; i += block) {
     const int at = i % width;
-    const float q = scale * widened(queries[(meeting * group + i / width) * dim + at % dim]);
+    const float q = scale * widened(queries[(head_step * group + i / width) * dim + at % dim]);
     coefficients[i] = !split ? q : at < dim ? fmaxf(q, 0.0F) : fminf(q, 0.0F);
   }
   __syncthreads();
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(block, sizeof(Element) == 2 ? 3 : 2)
   const int part = lane % lanes;
   const std::int64_t first =
       (std::int64_t{blockIdx.x} * warps + thread / warp) * warp_rows + lane / lanes * at_once;
-  const Element* rows = of.rows + meeting * of.meeting_stride + 8 * part;
+  const Element* rows = of.rows + head_step * of.head_step_stride + 8 * part;
   Eight<Element> x[at_once];
 #pragma unroll
   for (int i = 0; i < at_once; ++i)
@@ -107,27 +107,28 @@ __global__ void __launch_bounds__(block, sizeof(Element) == 2 ? 3 : 2)
     for (int i = 0; i < at_once; ++i) sums[i] = x[i].dot(a, b);
     const float score = sum_transposed<lanes>(sums);
     if (part % (lanes / at_once) == 0 && first + element < of.count)
-      scores[(meeting * group + g) * of.count + first + element] = score;
+      scores[(head_step * group + g) * of.count + first + element] = score;
   }
 }
 
 template <int lanes, bool split, class Element>
-void launch_scores(const MeetingQueries& queries, const Element* data,
+void launch_scores(const HeadStepQueries& queries, const Element* data,
                    const SummaryRows<Element>& of, float* scores, cudaStream_t stream) {
   constexpr int block_rows = warps * at_once * (warp / lanes);
   const auto group = static_cast<int>(queries.group);
-  launch_overlapped(page_and_centroid_kernel<lanes, split, Element>,
-                    dim3(all_blocks(of.count, block_rows), static_cast<unsigned>(queries.meetings)),
-                    block, sizeof(float) * 8 * lanes * static_cast<std::size_t>(group), stream,
-                    data, group, queries.scale, of, scores);
+  launch_overlapped(
+      page_and_centroid_kernel<lanes, split, Element>,
+      dim3(all_blocks(of.count, block_rows), static_cast<unsigned>(queries.head_steps)), block,
+      sizeof(float) * 8 * lanes * static_cast<std::size_t>(group), stream, data, group,
+      queries.scale, of, scores);
 }
 
 template <class Element>
-void score_rows(const MeetingQueries& queries, const Element* data, const Element* centroids,
+void score_rows(const HeadStepQueries& queries, const Element* data, const Element* centroids,
                 std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
   check_queries("scores of centroids", queries);
   check_slots("scores of centroids", 0, count, slots);
-  if (count <= 0 || queries.meetings == 0) return;
+  if (count <= 0 || queries.head_steps == 0) return;
   const SummaryRows<Element> of{centroids, slots * queries.head_dim, count};
   if (queries.head_dim == 64) {
     launch_scores<8, false>(queries, data, of, scores, stream);
@@ -138,11 +139,11 @@ void score_rows(const MeetingQueries& queries, const Element* data, const Elemen
 
 }  // namespace
 
-void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
+void score_pages(const HeadStepQueries& queries, const __nv_bfloat16* bounds,
                  std::int64_t page_slots, std::int64_t pages, float* scores, cudaStream_t stream) {
   check_queries("scores of pages", queries);
   check_slots("scores of pages", 0, pages, page_slots);
-  if (pages <= 0 || queries.meetings == 0) return;
+  if (pages <= 0 || queries.head_steps == 0) return;
   const SummaryRows<__nv_bfloat16> of{bounds, page_slots * 2 * queries.head_dim, pages};
   if (queries.head_dim == 64) {
     launch_scores<16, true>(queries, queries.data, of, scores, stream);
@@ -151,12 +152,12 @@ void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
   }
 }
 
-void score_centroids(const MeetingQueries& queries, const __nv_bfloat16* centroids,
+void score_centroids(const HeadStepQueries& queries, const __nv_bfloat16* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
   score_rows(queries, queries.data, centroids, slots, count, scores, stream);
 }
 
-void score_centroids(const MeetingQueries& queries, const float* exact, const float* centroids,
+void score_centroids(const HeadStepQueries& queries, const float* exact, const float* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
   score_rows(queries, exact, centroids, slots, count, scores, stream);
 }

@@ -13,7 +13,7 @@ namespace {
 constexpr int threads = 128;
 constexpr int rows_each = 8;  // of a thread: 16 bytes of a component
 
-/// What a block reads of its meeting's queries.
+/// What a block reads of its head step's queries.
 template <int dim>
 struct Components {
   float coefficients[most_group][dim];  // of component number i among those read
@@ -77,12 +77,12 @@ __global__ void __launch_bounds__(threads)
                  float* scores) {
   __shared__ Components<dim> of;
   await_previous();
-  const std::int64_t meeting = blockIdx.y;
-  choose_components<dim>(queries + meeting * group * dim, group, scale, read, of);
+  const std::int64_t head_step = blockIdx.y;
+  choose_components<dim>(queries + head_step * group * dim, group, scale, read, of);
   const std::int64_t first =
       (std::int64_t{blockIdx.x} * threads + static_cast<int>(threadIdx.x)) * rows_each;
   if (first >= rows) return;
-  const __nv_bfloat16* from = components + meeting * dim * slots + first;
+  const __nv_bfloat16* from = components + head_step * dim * slots + first;
   constexpr int at_once = 8;  // components
   for (int g = 0; g < group; g += 2) {
     const int other = min(g + 1, group - 1);
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads)
       }
     }
     const auto write = [&](const float(&sums)[rows_each], int head) {
-      float* to = scores + (meeting * group + head) * rows + first;
+      float* to = scores + (head_step * group + head) * rows + first;
       const float divisor = of.divisors[head];
       for (int i = 0; i < rows_each && first + i < rows; ++i) to[i] = sums[i] * divisor;
     };
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void score_components(const MeetingQueries& queries, const __nv_bfloat16* components,
+void score_components(const HeadStepQueries& queries, const __nv_bfloat16* components,
                       std::int64_t slots, std::int64_t rows, std::int64_t read, float* scores,
                       cudaStream_t stream) {
   check_queries("scores by components", queries);
@@ -133,8 +133,9 @@ void score_components(const MeetingQueries& queries, const __nv_bfloat16* compon
   if (read < 1 || read > queries.head_dim)
     throw InvalidArgument("CUDA scores by components: " + std::to_string(read) + " of " +
                           std::to_string(queries.head_dim) + " components, expected 1 to all");
-  if (rows <= 0 || queries.meetings == 0) return;
-  const dim3 blocks(all_blocks(rows, threads * rows_each), static_cast<unsigned>(queries.meetings));
+  if (rows <= 0 || queries.head_steps == 0) return;
+  const dim3 blocks(all_blocks(rows, threads * rows_each),
+                    static_cast<unsigned>(queries.head_steps));
   const auto launch = [&](auto kernel) {
     launch_overlapped(kernel, blocks, threads, 0, stream, queries.data,
                       static_cast<int>(queries.group), queries.scale, components, slots, rows,

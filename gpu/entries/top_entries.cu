@@ -14,7 +14,7 @@ struct Best {
   int wanted;
 
   template <int each>
-  __device__ void choose(const MeetingChoice<each>& choice) const {
+  __device__ void choose(const HeadStepChoice<each>& choice) const {
     Mask<each> chosen = 0;
     for (int g = 0; g < choice.task.group; ++g) {
       float x[each];
@@ -29,10 +29,10 @@ struct Best {
 /// Those that have most of the heads' softmax.
 struct Heaviest {
   int wanted;
-  float* shares;  // [meetings, group]
+  float* shares;  // [head_steps, group]
 
   template <int each>
-  __device__ void choose(const MeetingChoice<each>& choice) const {
+  __device__ void choose(const HeadStepChoice<each>& choice) const {
     const ChoiceTask& task = choice.task;
     float logs[most_group];
     float x[each];
@@ -64,7 +64,8 @@ struct Heaviest {
       for (int i = 0; i < each; ++i)
         if (((chosen >> i) & 1U) != 0) share += weight(x[i], logs[g]);
       share = choice.team.sum(share);
-      if (choice.team.first_thread()) shares[choice.meeting * task.group + g] = fminf(share, 1.0F);
+      if (choice.team.first_thread())
+        shares[choice.head_step * task.group + g] = fminf(share, 1.0F);
     }
     choice.write(chosen);
   }
@@ -82,14 +83,14 @@ std::int64_t most_candidates() {
   return std::int64_t{team_threads} * team_each * (choice_has_clusters() ? team_blocks : 1);
 }
 
-void choose_best(const float* scores, const MeetingQueries& queries, std::int64_t count,
+void choose_best(const float* scores, const HeadStepQueries& queries, std::int64_t count,
                  std::int64_t k, const ChosenEntries& chosen, cudaStream_t stream) {
   check_wanted("choice of the best", count, k);
   choose("choice of the best", scores, queries, count, std::min(count, queries.group * k),
          Best{static_cast<int>(k)}, chosen, stream);
 }
 
-void choose_heaviest(const float* scores, const MeetingQueries& queries, std::int64_t count,
+void choose_heaviest(const float* scores, const HeadStepQueries& queries, std::int64_t count,
                      std::int64_t k, const ChosenEntries& chosen, float* shares,
                      cudaStream_t stream) {
   check_wanted("choice of the heaviest", count, k);

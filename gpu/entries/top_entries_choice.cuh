@@ -1,5 +1,5 @@
-// The kernel that chooses among the scores of a meeting, its launch and its checks. A Choice is the
-// rule: choose(MeetingChoice<each>) runs on all threads of the meeting. Only for .cu files.
+// The kernel that chooses among the scores of a head step, its launch and its checks. A Choice is
+// the rule: choose(HeadStepChoice<each>) runs on all threads of the head step. Only for .cu files.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace topkv::gpu {
 inline bool choice_has_clusters() { return kernel_architecture() >= 90; }
 
 struct ChoiceTask {
-  const float* scores;  // [meetings, group, count]
+  const float* scores;  // [head_steps, group, count]
   int group;
   int count;
   int* entries;
@@ -40,13 +40,13 @@ template <int each>
 using Mask = std::conditional_t<(each > 32), unsigned long long, unsigned>;
 
 template <int each>
-struct MeetingChoice {
+struct HeadStepChoice {
   const ChoiceTask& task;
   Team<each>& team;
-  const std::int64_t meeting = blockIdx.y;
+  const std::int64_t head_step = blockIdx.y;
 
   __device__ void load(int g, float (&x)[each]) const {
-    const float* scores = task.scores + (meeting * task.group + g) * task.count;
+    const float* scores = task.scores + (head_step * task.group + g) * task.count;
 #pragma unroll
     for (int i = 0; i < each; ++i) x[i] = team.there(i) ? scores[team.number(i)] : -INFINITY;
   }
@@ -75,7 +75,7 @@ struct MeetingChoice {
   __device__ void write(Mask<each> chosen) const {
     const int mine = each > 32 ? __popcll(chosen) : __popc(static_cast<unsigned>(chosen));
     int all = 0;
-    int* to = task.entries + meeting * task.capacity + team.place(mine, all);
+    int* to = task.entries + head_step * task.capacity + team.place(mine, all);
     const unsigned lower = (1U << (threadIdx.x % warp)) - 1;
 #pragma unroll
     for (int i = 0; i < each; ++i) {
@@ -84,7 +84,7 @@ struct MeetingChoice {
       if (kept) to[__popc(of_warp & lower)] = team.number(i);
       to += __popc(of_warp);
     }
-    if (team.first_thread()) task.counts[meeting] = all;
+    if (team.first_thread()) task.counts[head_step] = all;
   }
 };
 
@@ -94,13 +94,13 @@ __global__ void __launch_bounds__(team_threads)
   __shared__ Exchange exchange;
   await_previous();
   Team<each> team(exchange, task.count);
-  choice.choose(MeetingChoice<each>{task, team});
+  choice.choose(HeadStepChoice<each>{task, team});
   team.leave();
 }
 
-/// As many blocks for a meeting as the device has room for, of at least four candidates a thread.
+/// As many blocks for a head step as the device has room for, of at least four candidates a thread.
 template <class Choice>
-void launch_choice(const ChoiceTask& task, const Choice& choice, std::int64_t meetings,
+void launch_choice(const ChoiceTask& task, const Choice& choice, std::int64_t head_steps,
                    cudaStream_t stream) {
   int device = 0;
   int processors = 0;
@@ -111,7 +111,7 @@ void launch_choice(const ChoiceTask& task, const Choice& choice, std::int64_t me
   int each = 4;
   while (each < team_each &&
          (blocks_of(each) > most ||
-          (blocks_of(each) > 1 && blocks_of(each) * meetings > 4 * std::int64_t{processors})))
+          (blocks_of(each) > 1 && blocks_of(each) * head_steps > 4 * std::int64_t{processors})))
     each *= 2;
   unsigned blocks = 1;
   while (static_cast<int>(blocks) < blocks_of(each)) blocks *= 2;
@@ -123,7 +123,7 @@ void launch_choice(const ChoiceTask& task, const Choice& choice, std::int64_t me
   attributes[1].val.clusterDim.y = 1;
   attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks, static_cast<unsigned>(meetings));
+  config.gridDim = dim3(blocks, static_cast<unsigned>(head_steps));
   config.blockDim = dim3(team_threads);
   config.stream = stream;
   config.attrs = attributes;
@@ -146,7 +146,7 @@ void launch_choice(const ChoiceTask& task, const Choice& choice, std::int64_t me
 }
 
 template <class Choice>
-void choose(const char* what, const float* scores, const MeetingQueries& queries,
+void choose(const char* what, const float* scores, const HeadStepQueries& queries,
             std::int64_t count, std::int64_t least_capacity, const Choice& choice,
             const ChosenEntries& chosen, cudaStream_t stream) {
   check_queries(what, queries);
@@ -155,9 +155,9 @@ void choose(const char* what, const float* scores, const MeetingQueries& queries
                       " candidates, expected 1 to " + std::to_string(most_candidates()));
   if (chosen.capacity < least_capacity)
     throw InvalidArgument("CUDA " + std::string(what) + ": room for " +
-                          std::to_string(chosen.capacity) + " entries of a meeting, expected " +
+                          std::to_string(chosen.capacity) + " entries of a head step, expected " +
                           std::to_string(least_capacity));
-  if (queries.meetings == 0) return;
+  if (queries.head_steps == 0) return;
   ChoiceTask task{};
   task.scores = scores;
   task.group = static_cast<int>(queries.group);
@@ -165,7 +165,7 @@ void choose(const char* what, const float* scores, const MeetingQueries& queries
   task.entries = chosen.entries;
   task.counts = chosen.counts;
   task.capacity = chosen.capacity;
-  launch_choice(task, choice, queries.meetings, stream);
+  launch_choice(task, choice, queries.head_steps, stream);
 }
 
 }  // namespace topkv::gpu

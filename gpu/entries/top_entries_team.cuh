@@ -1,4 +1,4 @@
-// A meeting chooses among its scores (top_entries.h): the threads of a block, or of a cluster of
+// A head step chooses among its scores (top_entries.h): the threads of a block, or of a cluster of
 // blocks where candidates are many. They count the scores in equal parts of their range, and rank
 // those of the part where the choice ends one by one; where these are too many, they go by the
 // scores' bits, the highest 11 first. Only for .cu files.
@@ -40,7 +40,7 @@ struct Candidate {
   int number;
 };
 
-/// What the threads and blocks of a meeting tell each other.
+/// What the threads and blocks of a head step tell each other.
 struct Exchange {
   static constexpr int warps = team_threads / warp;
   static constexpr int digit_bits = 11;
@@ -66,8 +66,8 @@ struct Range {
   float least, most;
 };
 
-/// A meeting's blocks. Candidates among `count` are spread over warps, a row of them for each; of a
-/// thread they are first + 32 i for i below `each`, few enough to be kept in registers.
+/// A head step's blocks. Candidates among `count` are spread over warps, a row of them for each; of
+/// a thread they are first + 32 i for i below `each`, few enough to be kept in registers.
 template <int each>
 class Team {
   static constexpr int threads = team_threads;
@@ -91,7 +91,7 @@ class Team {
   __device__ bool there(int i) const { return number(i) < count_; }
   __device__ bool first_thread() const { return rank_ == 0 && thread_ == 0; }
 
-  /// Sums over all threads of the meeting, for each of them.
+  /// Sums over all threads of the head step, for each of them.
   __device__ int sum(int x) {
     const auto sum_two = [](int a, int b) { return a + b; };
     return all(x, 0, sum_two, [](Exchange::Word& word) -> int& { return word.number; });
@@ -140,11 +140,11 @@ class Team {
       if (there(i) && part(x[i]) == where)
         list->listed[atomicAdd(&list->listed_count, 1)] = {ordered(x[i]), number(i)};
     }
-    meet();
+    barrier();
     return listed_limit(within, rank);
   }
 
-  /// Where what this warp has begins among what all warps of the meeting have. all: their sum.
+  /// Where what this warp has begins among what all warps of the head step have. all: their sum.
   __device__ int place(int of_lane, int& all) {
     const int parity = parity_;
     all = sum(of_lane);  // which leaves behind the sums of warps and blocks
@@ -205,7 +205,7 @@ class Team {
     if (size_ > 1) list = cooperative_groups::this_cluster().map_shared_rank(&exchange_, 0);
 #endif
     if (first_thread()) exchange_.listed_count = 0;
-    meet();
+    barrier();
     return list;
   }
 
@@ -231,12 +231,12 @@ class Team {
 #endif
       }
     }
-    meet();
+    barrier();
     return exchange_.limit;
   }
 
-  /// A barrier of all threads of the meeting.
-  __device__ void meet() const {
+  /// A barrier of all threads of the head step.
+  __device__ void barrier() const {
 #if __CUDA_ARCH__ >= 900
     if (size_ > 1) return cooperative_groups::this_cluster().sync();
 #endif
@@ -327,7 +327,7 @@ class Team {
       }
     }
     parity_ ^= 1;
-    meet();  // all have read the counts
+    barrier();  // all have read the counts
   }
 
   Exchange& exchange_;

@@ -173,7 +173,7 @@ class HostDecode final : public DecodeInputs, public ResidentWindow, public Code
   /// Room for what a scan of some tokens of the step gives.
   void begin_scan(const Scan& scan) {
     const AttentionShape& a = shape_.attention;
-    const std::int64_t meetings = std::ssize(scan.allowed);
+    const std::int64_t head_steps = std::ssize(scan.allowed);
     const std::int64_t heads = queries_.tokens * a.q_heads;
     const bool own = !scan.own.empty();
     if (!std::exchange(scanned_, true)) {
@@ -181,8 +181,8 @@ class HostDecode final : public DecodeInputs, public ResidentWindow, public Code
       if (own) of_own_.reset(heads, a.head_dim);
     }
     scanned_tail_ = scan.tail && !shape_.has_row_rules;
-    of_context_.reset_lists(meetings);
-    if (own) of_own_.reset_lists(meetings);
+    of_context_.reset_lists(head_steps);
+    if (own) of_own_.reset_lists(head_steps);
   }
 
   void add_tokens(const Scan& scan, std::int64_t head, Found HostDecode::*to,
@@ -191,12 +191,12 @@ class HostDecode final : public DecodeInputs, public ResidentWindow, public Code
     Found& found = this->*to;
     const TailParts parts = found.parts();
     const auto allowed = to == &HostDecode::of_own_ ? scan.own : scan.allowed;
-    for (std::int64_t meeting = head; meeting < std::ssize(allowed); meeting += a.kv_heads) {
-      const std::int64_t token = scan.token + meeting / a.kv_heads;
+    for (std::int64_t head_step = head; head_step < std::ssize(allowed); head_step += a.kv_heads) {
+      const std::int64_t token = scan.token + head_step / a.kv_heads;
       const std::int64_t at = token * a.q_heads + head * a.group();
       tokens.push_back({.queries = queries_.data + at * a.head_dim,
-                        .allowed = allowed[static_cast<std::size_t>(meeting)],
-                        .listed = &found.listed[static_cast<std::size_t>(meeting)],
+                        .allowed = allowed[static_cast<std::size_t>(head_step)],
+                        .listed = &found.listed[static_cast<std::size_t>(head_step)],
                         .parts = {parts.estimate.part(at, a.group()),
                                   parts.exact.part(at, a.group()), parts.noise + at}});
     }

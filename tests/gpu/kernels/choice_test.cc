@@ -26,24 +26,24 @@ using test::shape_of;
 TEST(GpuChoice, BestOfAnyHead) {
   TOPKV_NEEDS_GPU();
   struct {
-    std::int64_t meetings, group, count, k;
+    std::int64_t head_steps, group, count, k;
   } const cases[] = {{2, 1, 1, 1},         {3, 1, 33, 5},       {2, 3, 2048, 128},
                      {1, 2, 2049, 2049},   {2, 7, 5000, 100},   {1, 1, 8193, 64},
                      {2, 2, 40000, 256},   {1, 1, 65536, 4096}, {1, 2, 70001, 9},
                      {1, 1, 262144, 1000}, {4, 1, 4096, 4095}};
   unsigned seed = 0;
-  for (const auto& [meetings, group, count, k] : cases) {
+  for (const auto& [head_steps, group, count, k] : cases) {
     for (int repeat = 0; repeat < 4; ++repeat, ++seed) {
-      const std::vector<float> scores = nasty_scores(meetings * group * count, seed);
+      const std::vector<float> scores = nasty_scores(head_steps * group * count, seed);
       const DeviceArray<float> device(scores);
       const std::int64_t room = group * k;
-      const DeviceArray<int> entries(meetings * room);
-      const DeviceArray<int> counts(meetings);
-      choose_best(device.data(), shape_of(meetings, group), count, k,
+      const DeviceArray<int> entries(head_steps * room);
+      const DeviceArray<int> counts(head_steps);
+      choose_best(device.data(), shape_of(head_steps, group), count, k,
                   {entries.data(), counts.data(), room}, nullptr);
       const std::vector<int> got = entries.read();
       const std::vector<int> got_counts = counts.read();
-      for (std::int64_t m = 0; m < meetings; ++m) {
+      for (std::int64_t m = 0; m < head_steps; ++m) {
         std::set<std::int64_t> want;
         for (std::int64_t g = 0; g < group; ++g) {
           const auto begin = scores.begin() + (m * group + g) * count;
@@ -52,8 +52,8 @@ TEST(GpuChoice, BestOfAnyHead) {
         const std::vector<int> ascending(want.begin(), want.end());
         const auto begin = got.begin() + m * room;
         ASSERT_EQ(std::vector<int>(begin, begin + got_counts[m]), ascending)
-            << "meeting " << m << " of " << group << " heads, " << k << " of " << count << ", seed "
-            << seed;
+            << "head step " << m << " of " << group << " heads, " << k << " of " << count
+            << ", seed " << seed;
       }
     }
   }
@@ -62,19 +62,19 @@ TEST(GpuChoice, BestOfAnyHead) {
 TEST(GpuChoice, HeaviestOfAllHeads) {
   TOPKV_NEEDS_GPU();
   struct {
-    std::int64_t meetings, group, count, k;
+    std::int64_t head_steps, group, count, k;
   } const cases[] = {{2, 1, 300, 5}, {3, 4, 4096, 128}, {1, 7, 20000, 64}, {1, 16, 777, 700}};
-  for (const auto& [meetings, group, count, k] : cases) {
-    const std::vector<float> scores = nasty_scores(meetings * group * count, 4);
+  for (const auto& [head_steps, group, count, k] : cases) {
+    const std::vector<float> scores = nasty_scores(head_steps * group * count, 4);
     const DeviceArray<float> device(scores);
-    const DeviceArray<int> entries(meetings * k);
-    const DeviceArray<int> counts(meetings);
-    const DeviceArray<float> shares(meetings * group);
-    choose_heaviest(device.data(), shape_of(meetings, group), count, k,
+    const DeviceArray<int> entries(head_steps * k);
+    const DeviceArray<int> counts(head_steps);
+    const DeviceArray<float> shares(head_steps * group);
+    choose_heaviest(device.data(), shape_of(head_steps, group), count, k,
                     {entries.data(), counts.data(), k}, shares.data(), nullptr);
     const std::vector<int> got = entries.read();
     const std::vector<float> got_shares = shares.read();
-    for (std::int64_t m = 0; m < meetings; ++m) {
+    for (std::int64_t m = 0; m < head_steps; ++m) {
       std::vector<double> weights(static_cast<std::size_t>(count), 0.0);
       std::vector<double> sums;
       for (std::int64_t g = 0; g < group; ++g) {
@@ -106,17 +106,17 @@ TEST(GpuChoice, HeaviestOfAllHeads) {
 TEST(GpuChoice, ImportantClusters) {
   TOPKV_NEEDS_GPU();
   struct {
-    std::int64_t meetings, group, clusters, rows;
+    std::int64_t head_steps, group, clusters, rows;
     double log_threshold;
   } const cases[] = {{2, 1, 100, 1500, -5.0},
                      {1, 3, 3000, 40000, -9.0},
                      {2, 1, 20000, 90000, -12.0},
                      {1, 2, 64, 64, -100.0},  // all
                      {1, 2, 64, 500, 0.5}};   // none
-  for (const auto& [meetings, group, clusters, rows, log_threshold] : cases) {
+  for (const auto& [head_steps, group, clusters, rows, log_threshold] : cases) {
     std::mt19937 random(5);
     std::vector<int> begin, members;
-    for (std::int64_t m = 0; m < meetings; ++m) {
+    for (std::int64_t m = 0; m < head_steps; ++m) {
       std::vector<std::vector<int>> of(static_cast<std::size_t>(clusters));
       std::uniform_int_distribution<std::size_t> any(0, of.size() - 1);
       for (int row = 0; row < rows; ++row) of[any(random)].push_back(row);
@@ -128,19 +128,19 @@ TEST(GpuChoice, ImportantClusters) {
       }
       begin.push_back(before);
     }
-    const std::vector<float> scores = nasty_scores(meetings * group * clusters, 8);
+    const std::vector<float> scores = nasty_scores(head_steps * group * clusters, 8);
     const DeviceArray<float> device(scores);
     const DeviceArray<int> device_begin(begin);
     const DeviceArray<int> device_members(members);
-    const DeviceArray<int> entries(meetings * rows);
-    const DeviceArray<int> counts(meetings);
-    choose_important(device.data(), shape_of(meetings, group), clusters,
+    const DeviceArray<int> entries(head_steps * rows);
+    const DeviceArray<int> counts(head_steps);
+    choose_important(device.data(), shape_of(head_steps, group), clusters,
                      {device_begin.data(), device_members.data(), clusters, rows},
                      static_cast<float>(log_threshold), {entries.data(), counts.data(), rows},
                      nullptr);
     const std::vector<int> got = entries.read();
     const std::vector<int> got_counts = counts.read();
-    for (std::int64_t m = 0; m < meetings; ++m) {
+    for (std::int64_t m = 0; m < head_steps; ++m) {
       const int* first = begin.data() + m * (clusters + 1);
       const auto at = got.begin() + m * rows;
       const std::set<int> found(at, at + got_counts[m]);

@@ -33,8 +33,8 @@ inline std::set<std::int64_t> best_of(const std::vector<double>& scores, std::in
 }
 
 /// Queries of which only the number matters.
-inline topkv::gpu::MeetingQueries shape_of(std::int64_t meetings, std::int64_t group) {
-  return {nullptr, meetings, group, 64, 1.0F};
+inline topkv::gpu::HeadStepQueries shape_of(std::int64_t head_steps, std::int64_t group) {
+  return {nullptr, head_steps, group, 64, 1.0F};
 }
 
 inline std::vector<float> nasty_scores(std::int64_t count, unsigned seed) {

@@ -237,7 +237,7 @@ struct Scanner {
     for (const Asked& token : asked) {
       memory.push_back(std::make_unique<Memory>(shape, token.q, lists * (1 + capacity)));
       for (std::int64_t h = 0; h < shape.kv_heads; ++h)
-        scan.range[scan.meetings() + h] = codes->range(0, h, token.allowed);
+        scan.range[scan.head_steps() + h] = codes->range(0, h, token.allowed);
       scan.token[scan.tokens++] = memory.back()->token();
     }
     scan.splits = codes->splits(scan.tokens);

@@ -31,20 +31,20 @@ using test::best_of;
 using test::nasty_scores;
 using test::to_bf16;
 
-/// Random rows of some meetings and a query for each of their heads.
+/// Random rows of some head steps and a query for each of their heads.
 struct Case {
-  std::int64_t meetings, group, dim, rows;
+  std::int64_t head_steps, group, dim, rows;
   std::int64_t slots = (rows + 7) / 8 * 8;
-  std::vector<float> queries = reference::random_bf16(meetings * group * dim, 1);
-  std::vector<float> keys = reference::random_bf16(meetings * slots * dim, 2);
-  std::vector<float> values = reference::random_bf16(meetings * slots * dim, 3);
+  std::vector<float> queries = reference::random_bf16(head_steps * group * dim, 1);
+  std::vector<float> keys = reference::random_bf16(head_steps * slots * dim, 2);
+  std::vector<float> values = reference::random_bf16(head_steps * slots * dim, 3);
   DeviceArray<__nv_bfloat16> device_queries{to_bf16(queries)};
   DeviceArray<__nv_bfloat16> device_keys{to_bf16(keys)};
   DeviceArray<__nv_bfloat16> device_values{to_bf16(values)};
 
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(dim)); }
-  MeetingQueries meeting_queries() const {
-    return {device_queries.data(), meetings, group, dim, scale()};
+  HeadStepQueries head_step_queries() const {
+    return {device_queries.data(), head_steps, group, dim, scale()};
   }
   DeviceRows device_rows() const {
     return {.keys = device_keys.data(),
@@ -52,17 +52,17 @@ struct Case {
             .head_stride = slots * dim,
             .count = rows};
   }
-  const float* query(std::int64_t meeting, std::int64_t g) const {
-    return queries.data() + (meeting * group + g) * dim;
+  const float* query(std::int64_t head_step, std::int64_t g) const {
+    return queries.data() + (head_step * group + g) * dim;
   }
-  const float* key(std::int64_t meeting, std::int64_t row) const {
-    return keys.data() + (meeting * slots + row) * dim;
+  const float* key(std::int64_t head_step, std::int64_t row) const {
+    return keys.data() + (head_step * slots + row) * dim;
   }
-  reference::Rows rows_of(std::int64_t meeting) const {
+  reference::Rows rows_of(std::int64_t head_step) const {
     reference::Rows some;
     some.dim = dim;
-    some.keys.assign(key(meeting, 0), key(meeting, 0) + rows * dim);
-    const float* value = values.data() + meeting * slots * dim;
+    some.keys.assign(key(head_step, 0), key(head_step, 0) + rows * dim);
+    const float* value = values.data() + head_step * slots * dim;
     some.values.assign(value, value + rows * dim);
     return some;
   }
@@ -72,39 +72,39 @@ struct Case {
 struct Chosen {
   Chosen(const Case& given, std::int64_t capacity)
       : of(given),
-        entries(given.meetings * capacity),
-        counts(given.meetings),
-        arrived(std::vector<int>(static_cast<std::size_t>(given.meetings), 0)),
+        entries(given.head_steps * capacity),
+        counts(given.head_steps),
+        arrived(std::vector<int>(static_cast<std::size_t>(given.head_steps), 0)),
         partials(chosen_workspace_bytes(given.dim) / 4),
-        out(test::not_numbers(given.meetings * given.group * given.dim)),
-        lse(test::not_numbers(given.meetings * given.group)),
+        out(test::not_numbers(given.head_steps * given.group * given.dim)),
+        lse(test::not_numbers(given.head_steps * given.group)),
         room(capacity) {}
 
   ChosenEntries chosen() const { return {entries.data(), counts.data(), room}; }
-  std::set<std::int64_t> of_meeting(std::int64_t meeting) const {
+  std::set<std::int64_t> of_head_step(std::int64_t head_step) const {
     const std::vector<int> all = entries.read();
-    const int count = counts.read()[static_cast<std::size_t>(meeting)];
-    const auto begin = all.begin() + meeting * room;
+    const int count = counts.read()[static_cast<std::size_t>(head_step)];
+    const auto begin = all.begin() + head_step * room;
     EXPECT_LE(count, room);
     std::set<std::int64_t> some(begin, begin + count);
     EXPECT_EQ(std::ssize(some), count) << "an entry stands twice";
     return some;
   }
-  bool ascends(std::int64_t meeting) const {
+  bool ascends(std::int64_t head_step) const {
     const std::vector<int> all = entries.read();
-    const auto begin = all.begin() + meeting * room;
-    return std::is_sorted(begin, begin + counts.read()[static_cast<std::size_t>(meeting)]);
+    const auto begin = all.begin() + head_step * room;
+    return std::is_sorted(begin, begin + counts.read()[static_cast<std::size_t>(head_step)]);
   }
   void attend(std::int64_t page) {
-    attend_chosen(of.meeting_queries(), of.device_rows(), chosen(), page, {out.data(), lse.data()},
-                  {arrived.data(), partials.data()}, nullptr);
+    attend_chosen(of.head_step_queries(), of.device_rows(), chosen(), page,
+                  {out.data(), lse.data()}, {arrived.data(), partials.data()}, nullptr);
   }
   /// Against float64 over the rows of the entries; bounds as in AttentionCase::expect_close.
   void expect_attended(std::int64_t page) const {
     const std::vector<float> got = out.read();
     const std::vector<float> got_lse = lse.read();
-    for (std::int64_t m = 0; m < of.meetings; ++m) {
-      const std::set<std::int64_t> some = of_meeting(m);
+    for (std::int64_t m = 0; m < of.head_steps; ++m) {
+      const std::set<std::int64_t> some = of_head_step(m);
       const reference::Rows rows = of.rows_of(m);
       const auto visible = [&](std::int64_t row) { return some.count(row / page) > 0; };
       for (std::int64_t g = 0; g < of.group; ++g) {
@@ -117,10 +117,11 @@ struct Chosen {
         }
         // Scores of that size are sums of float32 products, too.
         const double rounding = 0x1p-21 * std::abs(want.lse);
-        ASSERT_NEAR(got_lse[head], want.lse, 1e-4 + rounding) << "meeting " << m << ", head " << g;
+        ASSERT_NEAR(got_lse[head], want.lse, 1e-4 + rounding)
+            << "head step " << m << ", head " << g;
         for (std::int64_t j = 0; j < of.dim; ++j)
           ASSERT_NEAR(got[head * of.dim + j], want.out[j], 5 * 0x1p-8)
-              << "meeting " << m << ", head " << g << ", element " << j;
+              << "head step " << m << ", head " << g << ", element " << j;
       }
     }
     for (const int left : arrived.read()) ASSERT_EQ(left, 0);
@@ -139,17 +140,17 @@ TEST(GpuSelection, ScoresOfPagesBoundTheirKeys) {
     for (const std::int64_t page : {1, 16, 48}) {
       const Case of{3, 4, dim, 1000};
       const std::int64_t pages = (of.rows + page - 1) / page;
-      const DeviceArray<__nv_bfloat16> bounds(of.meetings * pages * 2 * dim);
+      const DeviceArray<__nv_bfloat16> bounds(of.head_steps * pages * 2 * dim);
       // In two calls, as rows arrive: the second makes the page of the last row anew.
       const std::int64_t some = 500 / page * page;
-      bound_pages(of.device_keys.data(), of.meetings, of.slots, dim, page, 0, some, bounds.data(),
+      bound_pages(of.device_keys.data(), of.head_steps, of.slots, dim, page, 0, some, bounds.data(),
                   pages, nullptr);
-      bound_pages(of.device_keys.data(), of.meetings, of.slots, dim, page, some, of.rows,
+      bound_pages(of.device_keys.data(), of.head_steps, of.slots, dim, page, some, of.rows,
                   bounds.data(), pages, nullptr);
-      const DeviceArray<float> scores(of.meetings * of.group * pages);
-      score_pages(of.meeting_queries(), bounds.data(), pages, pages, scores.data(), nullptr);
+      const DeviceArray<float> scores(of.head_steps * of.group * pages);
+      score_pages(of.head_step_queries(), bounds.data(), pages, pages, scores.data(), nullptr);
       const std::vector<float> got = scores.read();
-      for (std::int64_t m = 0; m < of.meetings; ++m) {
+      for (std::int64_t m = 0; m < of.head_steps; ++m) {
         for (std::int64_t g = 0; g < of.group; ++g) {
           for (std::int64_t p = 0; p < pages; ++p) {
             double want = 0;
@@ -173,11 +174,11 @@ TEST(GpuSelection, ScoresOfCentroidsAreProducts) {
   for (const std::int64_t dim : {64, 128}) {
     for (const std::int64_t count : {1, 15, 64, 777}) {
       const Case of{2, 5, dim, count};
-      const DeviceArray<float> scores(of.meetings * of.group * count);
-      score_centroids(of.meeting_queries(), of.device_keys.data(), of.slots, count, scores.data(),
+      const DeviceArray<float> scores(of.head_steps * of.group * count);
+      score_centroids(of.head_step_queries(), of.device_keys.data(), of.slots, count, scores.data(),
                       nullptr);
       const std::vector<float> got = scores.read();
-      for (std::int64_t m = 0; m < of.meetings; ++m) {
+      for (std::int64_t m = 0; m < of.head_steps; ++m) {
         const reference::Rows rows = of.rows_of(m);
         for (std::int64_t g = 0; g < of.group; ++g)
           for (std::int64_t i = 0; i < count; ++i)
@@ -194,16 +195,16 @@ TEST(GpuSelection, ScoresByComponents) {
     for (const std::int64_t group : {1, 3, 4}) {
       for (const std::int64_t read : {std::int64_t{1}, std::int64_t{13}, std::int64_t{32}, dim}) {
         const Case of{2, group, dim, 1501};
-        const DeviceArray<__nv_bfloat16> components(of.meetings * of.slots * dim);
-        spread_components(of.device_keys.data(), of.meetings, of.slots, dim, 0, 700,
+        const DeviceArray<__nv_bfloat16> components(of.head_steps * of.slots * dim);
+        spread_components(of.device_keys.data(), of.head_steps, of.slots, dim, 0, 700,
                           components.data(), nullptr);
-        spread_components(of.device_keys.data(), of.meetings, of.slots, dim, 700, of.rows,
+        spread_components(of.device_keys.data(), of.head_steps, of.slots, dim, 700, of.rows,
                           components.data(), nullptr);
-        const DeviceArray<float> scores(of.meetings * group * of.rows);
-        score_components(of.meeting_queries(), components.data(), of.slots, of.rows, read,
+        const DeviceArray<float> scores(of.head_steps * group * of.rows);
+        score_components(of.head_step_queries(), components.data(), of.slots, of.rows, read,
                          scores.data(), nullptr);
         const std::vector<float> got = scores.read();
-        for (std::int64_t m = 0; m < of.meetings; ++m) {
+        for (std::int64_t m = 0; m < of.head_steps; ++m) {
           std::vector<double> sizes(static_cast<std::size_t>(dim), 0.0);
           for (std::int64_t g = 0; g < group; ++g)
             for (std::int64_t j = 0; j < dim; ++j) sizes[j] += std::abs(of.query(m, g)[j]);
@@ -240,8 +241,8 @@ TEST(GpuSelection, AttentionOverChosenPages) {
         const std::int64_t pages = (of.rows + page - 1) / page;
         Chosen chosen(of, pages);
         // None, all, the last (a short page), and some at random.
-        std::vector<int> counts, entries(static_cast<std::size_t>(of.meetings * pages), -1);
-        for (std::int64_t m = 0; m < of.meetings; ++m) {
+        std::vector<int> counts, entries(static_cast<std::size_t>(of.head_steps * pages), -1);
+        for (std::int64_t m = 0; m < of.head_steps; ++m) {
           int count = 0;
           for (int p = 0; p < pages; ++p) {
             const bool kept = m == 1 || (m == 2 && p == pages - 1) || (m > 2 && random() % 9 == 0);
@@ -262,15 +263,15 @@ TEST(GpuSelection, AttentionOverChosenPages) {
   }
 }
 
-TEST(GpuSelection, OneMeetingIsSpreadOverAllBlocks) {
+TEST(GpuSelection, OneHeadStepIsSpreadOverAllBlocks) {
   TOPKV_NEEDS_GPU();
-  for (const std::int64_t meetings : {1, 3, 700}) {
-    const std::int64_t rows = meetings == 700 ? 90 : 60000;
-    const Case of{meetings, 1, 128, rows};
+  for (const std::int64_t head_steps : {1, 3, 700}) {
+    const std::int64_t rows = head_steps == 700 ? 90 : 60000;
+    const Case of{head_steps, 1, 128, rows};
     Chosen chosen(of, rows);
-    const std::vector<float> scores(static_cast<std::size_t>(meetings * rows), 0.0F);
+    const std::vector<float> scores(static_cast<std::size_t>(head_steps * rows), 0.0F);
     const DeviceArray<float> device(scores);
-    choose_best(device.data(), of.meeting_queries(), rows, rows, chosen.chosen(), nullptr);
+    choose_best(device.data(), of.head_step_queries(), rows, rows, chosen.chosen(), nullptr);
     chosen.attend(1);
     chosen.expect_attended(1);
   }
@@ -295,20 +296,20 @@ TEST(GpuSelection, ARoomServesManyRowsThenFew) {
                           cudaMemcpyDeviceToDevice));
     Chosen chosen(of, of.rows);
     for (const std::int64_t k : {4000, 1000, 3, 4999}) {
-      const DeviceArray<float> scores(nasty_scores(of.meetings * of.rows, 4));
-      choose_best(scores.data(), of.meeting_queries(), of.rows, k, chosen.chosen(), nullptr);
+      const DeviceArray<float> scores(nasty_scores(of.head_steps * of.rows, 4));
+      choose_best(scores.data(), of.head_step_queries(), of.rows, k, chosen.chosen(), nullptr);
       chosen.attend(1);
       chosen.expect_attended(1);
     }
   }
 }
 
-TEST(GpuSelection, ManyHeadsOfOneMeeting) {
+TEST(GpuSelection, ManyHeadsOfOneHeadStep) {
   TOPKV_NEEDS_GPU();
   const Case of{1, 16, 64, 40000};
   Chosen chosen(of, of.rows);
   const DeviceArray<float> scores(std::vector<float>(static_cast<std::size_t>(16 * of.rows), 0.0F));
-  MeetingQueries one = of.meeting_queries();
+  HeadStepQueries one = of.head_step_queries();
   one.group = 1;
   choose_best(scores.data(), one, of.rows, of.rows, chosen.chosen(), nullptr);
   chosen.attend(1);
@@ -319,20 +320,20 @@ TEST(GpuSelection, AllPagesChosenIsDenseAttention) {
   TOPKV_NEEDS_GPU();
   const Case of{4, 4, 128, 5003};
   const std::int64_t pages = (of.rows + 15) / 16;
-  const DeviceArray<__nv_bfloat16> bounds(of.meetings * pages * 2 * of.dim);
-  bound_pages(of.device_keys.data(), of.meetings, of.slots, of.dim, 16, 0, of.rows, bounds.data(),
+  const DeviceArray<__nv_bfloat16> bounds(of.head_steps * pages * 2 * of.dim);
+  bound_pages(of.device_keys.data(), of.head_steps, of.slots, of.dim, 16, 0, of.rows, bounds.data(),
               pages, nullptr);
-  const DeviceArray<float> scores(of.meetings * of.group * pages);
-  score_pages(of.meeting_queries(), bounds.data(), pages, pages, scores.data(), nullptr);
+  const DeviceArray<float> scores(of.head_steps * of.group * pages);
+  score_pages(of.head_step_queries(), bounds.data(), pages, pages, scores.data(), nullptr);
   Chosen chosen(of, of.group * pages);
-  choose_best(scores.data(), of.meeting_queries(), pages, pages, chosen.chosen(), nullptr);
+  choose_best(scores.data(), of.head_step_queries(), pages, pages, chosen.chosen(), nullptr);
   chosen.attend(16);
-  const DeviceArray<float> out(of.meetings * of.group * of.dim);
-  const DeviceArray<float> lse(of.meetings * of.group);
+  const DeviceArray<float> out(of.head_steps * of.group * of.dim);
+  const DeviceArray<float> lse(of.head_steps * of.group);
   attend({.data = of.device_queries.data(),
           .tokens = 1,
-          .q_heads = of.meetings * of.group,
-          .kv_heads = of.meetings,
+          .q_heads = of.head_steps * of.group,
+          .kv_heads = of.head_steps,
           .head_dim = of.dim,
           .scale = of.scale()},
          of.device_rows(), {}, {out.data(), lse.data()}, Into::overwrite, nullptr);
@@ -347,40 +348,40 @@ TEST(GpuSelection, AllPagesChosenIsDenseAttention) {
 TEST(GpuSelection, AttentionOverTheRowsOfQuestAndSparq) {
   TOPKV_NEEDS_GPU();
   const Case of{3, 2, 128, 4000};
-  const MeetingQueries queries = of.meeting_queries();
+  const HeadStepQueries queries = of.head_step_queries();
   {
     const std::int64_t pages = of.rows / 16;
-    const DeviceArray<__nv_bfloat16> bounds(of.meetings * pages * 2 * of.dim);
-    bound_pages(of.device_keys.data(), of.meetings, of.slots, of.dim, 16, 0, of.rows, bounds.data(),
-                pages, nullptr);
-    const DeviceArray<float> scores(of.meetings * of.group * pages);
+    const DeviceArray<__nv_bfloat16> bounds(of.head_steps * pages * 2 * of.dim);
+    bound_pages(of.device_keys.data(), of.head_steps, of.slots, of.dim, 16, 0, of.rows,
+                bounds.data(), pages, nullptr);
+    const DeviceArray<float> scores(of.head_steps * of.group * pages);
     score_pages(queries, bounds.data(), pages, pages, scores.data(), nullptr);
     Chosen chosen(of, of.group * 20);
     choose_best(scores.data(), queries, pages, 20, chosen.chosen(), nullptr);
     chosen.attend(16);
     chosen.expect_attended(16);
-    for (std::int64_t m = 0; m < of.meetings; ++m) ASSERT_TRUE(chosen.ascends(m));
+    for (std::int64_t m = 0; m < of.head_steps; ++m) ASSERT_TRUE(chosen.ascends(m));
   }
-  const DeviceArray<__nv_bfloat16> components(of.meetings * of.slots * of.dim);
-  spread_components(of.device_keys.data(), of.meetings, of.slots, of.dim, 0, of.rows,
+  const DeviceArray<__nv_bfloat16> components(of.head_steps * of.slots * of.dim);
+  spread_components(of.device_keys.data(), of.head_steps, of.slots, of.dim, 0, of.rows,
                     components.data(), nullptr);
-  const DeviceArray<float> scores(of.meetings * of.group * of.rows);
+  const DeviceArray<float> scores(of.head_steps * of.group * of.rows);
   score_components(queries, components.data(), of.slots, of.rows, of.dim, scores.data(), nullptr);
   Chosen chosen(of, 64);
-  DeviceArray<float> shares(of.meetings * of.group);
+  DeviceArray<float> shares(of.head_steps * of.group);
   choose_heaviest(scores.data(), queries, of.rows, 64, chosen.chosen(), shares.data(), nullptr);
   chosen.attend(1);
   chosen.expect_attended(1);
   // With all components read scores are exact, and so are shares: y = share y_k + (1 - share) mean.
   const std::vector<float> before = chosen.out.read();
-  const std::vector<float> means = reference::random_bf16(of.meetings * of.dim, 9);
+  const std::vector<float> means = reference::random_bf16(of.head_steps * of.dim, 9);
   const DeviceArray<float> device_means(means);
   reallocate_mean(queries, shares.data(), device_means.data(),
                   {chosen.out.data(), chosen.lse.data()}, nullptr);
   const std::vector<float> after = chosen.out.read();
-  for (std::int64_t m = 0; m < of.meetings; ++m) {
+  for (std::int64_t m = 0; m < of.head_steps; ++m) {
     const reference::Rows rows = of.rows_of(m);
-    const std::set<std::int64_t> some = chosen.of_meeting(m);
+    const std::set<std::int64_t> some = chosen.of_head_step(m);
     for (std::int64_t g = 0; g < of.group; ++g) {
       const auto all =
           reference::attend(rows, of.query(m, g), of.scale(), [](auto) { return true; });
@@ -400,7 +401,7 @@ TEST(GpuSelection, WhatCannotBeIsRefused) {
   const Case of{1, 1, 64, 100};
   Chosen chosen(of, 10);
   const DeviceArray<float> scores(100);
-  MeetingQueries queries = of.meeting_queries();
+  HeadStepQueries queries = of.head_step_queries();
   EXPECT_THROW(choose_best(scores.data(), queries, 100, 11, chosen.chosen(), nullptr),
                InvalidArgument);  // no room
   EXPECT_THROW(choose_best(scores.data(), queries, 100, 0, chosen.chosen(), nullptr),
@@ -411,7 +412,7 @@ TEST(GpuSelection, WhatCannotBeIsRefused) {
   EXPECT_THROW(chosen.attend(3), InvalidArgument);
   queries.group = 17;
   EXPECT_THROW(choose_best(scores.data(), queries, 100, 1, chosen.chosen(), nullptr), Unsupported);
-  queries = of.meeting_queries();
+  queries = of.head_step_queries();
   EXPECT_THROW(score_centroids(queries, of.device_keys.data(), 99, 100, scores.data(), nullptr),
                InvalidArgument);
   EXPECT_THROW(score_pages(queries, of.device_keys.data(), 10, 11, scores.data(), nullptr),

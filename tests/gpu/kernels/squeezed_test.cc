@@ -36,19 +36,19 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// A question's queries, and centroids with their clusters.
 struct Asked {
-  std::int64_t tokens, meetings, group, dim, clusters;
+  std::int64_t tokens, head_steps, group, dim, clusters;
   float size = 1;  // of queries
   std::int64_t slots = clusters + 3;
-  std::vector<float> queries = reference::random_bf16(tokens * meetings * group * dim, 1, size);
-  std::vector<float> centroids = reference::random_bf16(meetings * slots * dim, 2, 2.0F);
-  std::vector<int> begin = some_clusters();  // [meetings, slots + 1]
+  std::vector<float> queries = reference::random_bf16(tokens * head_steps * group * dim, 1, size);
+  std::vector<float> centroids = reference::random_bf16(head_steps * slots * dim, 2, 2.0F);
+  std::vector<int> begin = some_clusters();  // [head_steps, slots + 1]
   std::int64_t row_slots = 8 * clusters;
 
   /// Of 0 to 8 rows.
   std::vector<int> some_clusters() const {
     std::vector<int> all;
     std::mt19937 random(3);
-    for (std::int64_t m = 0; m < meetings; ++m) {
+    for (std::int64_t m = 0; m < head_steps; ++m) {
       int row = 0;
       for (std::int64_t i = 0; i <= slots; ++i) {
         all.push_back(row);
@@ -62,7 +62,7 @@ struct Asked {
     return of[i + 1] - of[i];
   }
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(dim)); }
-  std::int64_t heads() const { return meetings * group; }
+  std::int64_t heads() const { return head_steps * group; }
   /// Of a head: importances averaged over tokens; of those below `tokens` that have a say.
   std::vector<double> importances(std::int64_t head, const std::vector<bool>& say) const {
     std::vector<double> average(static_cast<std::size_t>(clusters), 0.0);
@@ -100,7 +100,7 @@ struct Device {
         room(weigh_workspace(question(), of.clusters)),
         scores(of.heads() * of.clusters) {}
   SqueezedQueries question() const {
-    return {queries.data(), asked.tokens, asked.meetings, asked.group, asked.dim, asked.scale()};
+    return {queries.data(), asked.tokens, asked.head_steps, asked.group, asked.dim, asked.scale()};
   }
   void weigh(const int* rows = nullptr) {
     weigh_clusters(question(), centroids.data(), asked.slots, asked.clusters,
@@ -174,7 +174,7 @@ TEST(GpuSqueezed, ClustersAboveAThresholdOfAnyHeadAreChosen) {
   TOPKV_NEEDS_GPU();
   const Asked asked{130, 3, 2, 128, 800, 3.0F};
   std::vector<int> rows;  // cluster by cluster, in an order that is not theirs
-  for (std::int64_t m = 0; m < asked.meetings; ++m) {
+  for (std::int64_t m = 0; m < asked.head_steps; ++m) {
     for (std::int64_t i = 0; i < asked.row_slots; ++i)
       rows.push_back(static_cast<int>(asked.row_slots - 1 - i));
   }
@@ -182,15 +182,15 @@ TEST(GpuSqueezed, ClustersAboveAThresholdOfAnyHeadAreChosen) {
   const DeviceArray<int> device_rows(rows);
   device.weigh(device_rows.data());
   const double threshold = std::log(1.0 / 3200);
-  const DeviceArray<int> entries(asked.meetings * asked.row_slots);
-  const DeviceArray<int> counts(asked.meetings);
+  const DeviceArray<int> entries(asked.head_steps * asked.row_slots);
+  const DeviceArray<int> counts(asked.head_steps);
   choose_important(
-      device.scores.data(), {nullptr, asked.meetings, asked.group, asked.dim, asked.scale()},
+      device.scores.data(), {nullptr, asked.head_steps, asked.group, asked.dim, asked.scale()},
       asked.clusters, {device.begin.data(), device_rows.data(), asked.slots, asked.row_slots},
       static_cast<float>(threshold), {entries.data(), counts.data(), asked.row_slots}, nullptr);
   const std::vector<int> got = entries.read();
   const std::vector<int> got_counts = counts.read();
-  for (std::int64_t m = 0; m < asked.meetings; ++m) {
+  for (std::int64_t m = 0; m < asked.head_steps; ++m) {
     std::vector<bool> chosen(static_cast<std::size_t>(asked.row_slots), false);
     for (int i = 0; i < got_counts[m]; ++i) chosen[got[m * asked.row_slots + i]] = true;
     const std::vector<double> a = asked.importances(m * 2, {});
@@ -209,14 +209,14 @@ TEST(GpuSqueezed, ClustersAboveAThresholdOfAnyHeadAreChosen) {
   }
 }
 
-/// Rows of meetings, of which some were chosen.
+/// Rows of head steps, of which some were chosen.
 struct Attended {
-  std::int64_t tokens, meetings, group, dim, rows, piece_rows, pieces;
-  std::vector<std::int64_t> counts;  // per meeting
+  std::int64_t tokens, head_steps, group, dim, rows, piece_rows, pieces;
+  std::vector<std::int64_t> counts;  // per head step
   std::int64_t slots = rows + 5;
-  std::vector<float> queries = reference::random_bf16(tokens * meetings * group * dim, 4, 2.0F);
-  std::vector<float> keys = reference::random_bf16(meetings * slots * dim, 5, 2.0F);
-  std::vector<float> values = reference::random_bf16(meetings * slots * dim, 6);
+  std::vector<float> queries = reference::random_bf16(tokens * head_steps * group * dim, 4, 2.0F);
+  std::vector<float> keys = reference::random_bf16(head_steps * slots * dim, 5, 2.0F);
+  std::vector<float> values = reference::random_bf16(head_steps * slots * dim, 6);
 
   std::vector<std::vector<int>> chosen() const {
     std::vector<std::vector<int>> all;
@@ -233,11 +233,11 @@ struct Attended {
 };
 
 void expect_attended(CudnnAttention& cudnn, const Attended& of, Into into) {
-  SCOPED_TRACE(std::to_string(of.tokens) + " tokens, " + std::to_string(of.meetings) + " x " +
+  SCOPED_TRACE(std::to_string(of.tokens) + " tokens, " + std::to_string(of.head_steps) + " x " +
                std::to_string(of.group) + " heads of " + std::to_string(of.dim) + ", " +
                std::to_string(of.rows) + " rows, pieces of " + std::to_string(of.piece_rows));
   const float scale = 1.0F / std::sqrt(static_cast<float>(of.dim));
-  const std::int64_t heads = of.meetings * of.group;
+  const std::int64_t heads = of.head_steps * of.group;
   const auto chosen = of.chosen();
   std::vector<int> listed, counts;
   for (const auto& some : chosen) {
@@ -260,7 +260,7 @@ void expect_attended(CudnnAttention& cudnn, const Attended& of, Into into) {
   const DeviceArray<float> out(before_out);
   const DeviceArray<float> lse(before_lse);
   SqueezedAttention attention(cudnn, {.tokens = of.tokens,
-                                      .meetings = of.meetings,
+                                      .head_steps = of.head_steps,
                                       .group = of.group,
                                       .head_dim = of.dim,
                                       .scale = scale,
@@ -268,7 +268,7 @@ void expect_attended(CudnnAttention& cudnn, const Attended& of, Into into) {
                                       .piece_rows = of.piece_rows,
                                       .pieces = of.pieces});
   const DeviceArray<std::byte> room(attention.workspace_bytes());
-  attention.attend({queries.data(), of.tokens, of.meetings, of.group, of.dim, scale},
+  attention.attend({queries.data(), of.tokens, of.head_steps, of.group, of.dim, scale},
                    {.keys = keys.data(),
                     .values = values.data(),
                     .head_stride = of.slots * of.dim,
@@ -342,7 +342,7 @@ TEST(GpuSqueezed, RefusesWhatItDoesNotKnow) {
   if (!CudnnAttention::available(&why)) return;
   CudnnAttention cudnn;
   SqueezedAttention::Shape shape{
-      .tokens = 64, .meetings = 2, .head_dim = 64, .scale = 1, .rows = 9};
+      .tokens = 64, .head_steps = 2, .head_dim = 64, .scale = 1, .rows = 9};
   shape.piece_rows = 100;
   EXPECT_THROW(SqueezedAttention(cudnn, shape), InvalidArgument);
   shape.piece_rows = 256;
