@@ -44,21 +44,23 @@ bool for_cudnn(const AttentionShape& shape, std::int64_t chunk) {
   return chunk >= cudnn_chunk && shape.softcap == 0;
 }
 
-/// Queries that a token has.
-std::int64_t forms(const AttentionShape& shape) { return shape.chunk_len > 0 ? query_forms : 1; }
+/// The number of queries that each token has: several with dual chunk attention.
+std::int64_t query_form_count(const AttentionShape& shape) {
+  return shape.chunk_len > 0 ? query_forms : 1;
+}
 
-/// What a chunk reports: a word per layer for K and V, and one for q.
-std::int64_t bad_words(const AttentionShape& shape) { return 2 * shape.layers; }
+/// The number of 64-bit flags of a chunk: for each layer one for K and V, and one for q.
+std::int64_t nonfinite_flags(const AttentionShape& shape) { return 2 * shape.layers; }
 
 /// Pieces of device memory, one behind the other.
 struct Layout {
-  std::int64_t queries, lse, packed, blocks, channels, bias, tiles, bad, cudnn_out, cudnn_lse,
+  std::int64_t queries, lse, packed, blocks, channels, bias, tiles, nonfinite, cudnn_out, cudnn_lse,
       workspace, total;
 
   Layout(const AttentionShape& shape, KvDType rows, std::int64_t chunk, std::int64_t tile) {
     Pieces pieces;
     const std::int64_t row = shape.head_dim * bytes_of(DType::bf16);
-    queries = pieces.place(forms(shape) * chunk * shape.q_heads * row);
+    queries = pieces.place(query_form_count(shape) * chunk * shape.q_heads * row);
     lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
     packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
     const bool blocked = in_blocks(rows.keys);
@@ -69,7 +71,7 @@ struct Layout {
     channels = pieces.place(scales);
     bias = pieces.place(3 * scales);
     tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, rows, tile));
-    bad = pieces.place(in_flight * bad_words(shape) * 8);
+    nonfinite = pieces.place(in_flight * nonfinite_flags(shape) * 8);
     const bool cudnn = for_cudnn(shape, chunk);
     cudnn_out = pieces.place(cudnn ? chunk * shape.q_heads * row : 0);
     cudnn_lse = pieces.place(cudnn ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
@@ -93,7 +95,7 @@ class CudaPrefill final : public DevicePrefill {
         cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
         tiles_(shape.kv_heads, shape.head_dim, store.dtype(), tile_,
                memory_.data() + layout_.tiles),
-        bad_(in_flight * bad_words(shape) * 8),
+        nonfinite_(in_flight * nonfinite_flags(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
     if (!attention_supports(shape.head_dim)) {
@@ -247,12 +249,13 @@ class CudaPrefill final : public DevicePrefill {
     return stored;
   }
   /// Of a chunk: [2, layers], K and V, then q.
-  unsigned long long* bad_on_device(std::size_t slot) const {
-    return reinterpret_cast<unsigned long long*>(memory_.data() + layout_.bad) +
-           static_cast<std::int64_t>(slot) * bad_words(shape_);
+  unsigned long long* nonfinite_on_device(std::size_t slot) const {
+    return reinterpret_cast<unsigned long long*>(memory_.data() + layout_.nonfinite) +
+           static_cast<std::int64_t>(slot) * nonfinite_flags(shape_);
   }
-  unsigned long long* bad_on_host(std::size_t slot) const {
-    return bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * bad_words(shape_);
+  unsigned long long* nonfinite_on_host(std::size_t slot) const {
+    return nonfinite_.as<unsigned long long>() +
+           static_cast<std::int64_t>(slot) * nonfinite_flags(shape_);
   }
   std::size_t chunk_slot() const { return static_cast<std::size_t>(chunks_ % in_flight); }
 
@@ -327,23 +330,23 @@ class CudaPrefill final : public DevicePrefill {
     Flight& flight = flights_[slot];
     flight.rows = rows;
     flight.first = given_[0];
-    TOPKV_CUDA(cudaMemsetAsync(bad_on_device(slot), 0xff,
-                               static_cast<std::size_t>(bad_words(shape_)) * 8, compute_));
+    TOPKV_CUDA(cudaMemsetAsync(nonfinite_on_device(slot), 0xff,
+                               static_cast<std::size_t>(nonfinite_flags(shape_)) * 8, compute_));
   }
 
-  __nv_bfloat16* rounded(QueryForm form) const {
+  __nv_bfloat16* bf16_queries(QueryForm form) const {
     return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries) +
            static_cast<std::int64_t>(form) * chunk_ * shape_.q_heads * shape_.head_dim;
   }
 
   /// All that a step has, before anything is written: out may be q.
   void take_queries(const AttentionStep& step) {
-    for (std::int64_t i = 0; i < forms(shape_); ++i) {
+    for (std::int64_t i = 0; i < query_form_count(shape_); ++i) {
       const ChunkPass of{static_cast<QueryForm>(i)};
       if (of.queries(step) == nullptr) continue;
       to_finite_bf16(of.queries(step), step.tokens * shape_.q_heads * shape_.head_dim,
-                     rounded(of.form), bad_on_device(chunk_slot()) + shape_.layers + step.layer,
-                     compute_);
+                     bf16_queries(of.form),
+                     nonfinite_on_device(chunk_slot()) + shape_.layers + step.layer, compute_);
     }
   }
 
@@ -351,7 +354,7 @@ class CudaPrefill final : public DevicePrefill {
   AttentionQueries queries_of(const ChunkPass& pass, std::int64_t first, std::int64_t begin,
                               std::int64_t count) const {
     AttentionQueries queries;
-    queries.data = rounded(pass.form) + begin * shape_.q_heads * shape_.head_dim;
+    queries.data = bf16_queries(pass.form) + begin * shape_.q_heads * shape_.head_dim;
     queries.tokens = count;
     queries.q_heads = shape_.q_heads;
     queries.kv_heads = shape_.kv_heads;
@@ -378,7 +381,7 @@ class CudaPrefill final : public DevicePrefill {
     target.keys = to;
     target.values = to + half;
     target.head_stride = 2 * half;
-    unsigned long long* bad = bad_on_device(chunk_slot()) + step.layer;
+    unsigned long long* nonfinite = nonfinite_on_device(chunk_slot()) + step.layer;
     const KvDType dtype = store_.dtype();
     const std::int64_t key = vector_bytes(dtype.keys, d);
     const std::int64_t value = vector_bytes(dtype.values, d);
@@ -393,10 +396,10 @@ class CudaPrefill final : public DevicePrefill {
       if (choose)
         choose_channels(step.k, own.count, shape_.kv_heads, d, stored, channels(step.layer),
                         compute_);
-      pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, stored, out, target, bad,
-                  compute_);
+      pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, stored, out, target,
+                  nonfinite, compute_);
     } else {
-      pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target, bad, compute_);
+      pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target, nonfinite, compute_);
     }
     slot_full_[slot].record(compute_);
     slot_full_[slot].block(out_);
@@ -425,8 +428,8 @@ class CudaPrefill final : public DevicePrefill {
 
   void end_chunk() {
     const std::size_t slot = chunk_slot();
-    TOPKV_CUDA(cudaMemcpyAsync(bad_on_host(slot), bad_on_device(slot),
-                               static_cast<std::size_t>(bad_words(shape_)) * 8,
+    TOPKV_CUDA(cudaMemcpyAsync(nonfinite_on_host(slot), nonfinite_on_device(slot),
+                               static_cast<std::size_t>(nonfinite_flags(shape_)) * 8,
                                cudaMemcpyDeviceToHost, compute_));
     flights_[slot].computed.record(compute_);
     flights_[slot].copied.record(out_);
@@ -441,10 +444,10 @@ class CudaPrefill final : public DevicePrefill {
     lost_ = true;
     flight.computed.synchronize();
     flight.copied.synchronize();
-    const unsigned long long* bad = bad_on_host(slot);
+    const unsigned long long* nonfinite = nonfinite_on_host(slot);
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      check_rows(layer, bad[layer], flight.first);
-      check_queries(layer, bad[shape_.layers + layer], flight.first);
+      check_rows(layer, nonfinite[layer], flight.first);
+      check_queries(layer, nonfinite[shape_.layers + layer], flight.first);
     }
     lost_ = false;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
@@ -482,7 +485,7 @@ class CudaPrefill final : public DevicePrefill {
   CudnnAttention* cudnn_;  // null: our kernel does it all
   Stream out_;             // rows to the host
   RowStream tiles_;
-  PinnedBuffer bad_;                 // host copies of the words
+  PinnedBuffer nonfinite_;           // host copies of the words
   std::vector<std::int64_t> given_;  // rows taken, per layer
   std::vector<Event> rows_out_;      // per layer: its last rows have left
   Event slot_full_[in_flight];       // packed rows are there

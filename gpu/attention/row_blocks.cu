@@ -84,7 +84,8 @@ struct Half {
 /// A warp for each block of each vector.
 template <DType dtype>
 __global__ void pack_kernel(Half half, std::int64_t tokens, std::int64_t kv_heads,
-                            std::int64_t head_dim, PackTarget target, unsigned long long* bad) {
+                            std::int64_t head_dim, PackTarget target,
+                            unsigned long long* nonfinite) {
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const std::int64_t blocks = (head_dim - 1) / block_elements + 1;
   const std::int64_t first = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp;
@@ -120,7 +121,7 @@ __global__ void pack_kernel(Half half, std::int64_t tokens, std::int64_t kv_head
     }
     half.rows[h * target.head_stride + slot * head_dim + i] = __float2bfloat16_rn(value);
   }
-  if (worst != all_finite) atomicMin(bad, worst);
+  if (worst != all_finite) atomicMin(nonfinite, worst);
 }
 
 template <DType dtype>
@@ -185,14 +186,14 @@ void with_blocks(DType dtype, const Launch& launch) {
 
 void pack_blocks(const float* keys, const float* values, std::int64_t tokens, std::int64_t kv_heads,
                  std::int64_t head_dim, KvDType dtype, const StoredKeys& stored,
-                 const BlockTarget& blocks, const PackTarget& rows, unsigned long long* bad,
+                 const BlockTarget& blocks, const PackTarget& rows, unsigned long long* nonfinite,
                  cudaStream_t stream) {
   const std::int64_t all = tokens * kv_heads * ((head_dim + block_elements - 1) / block_elements);
   if (all == 0) return;
   const auto pack = [&](DType of, const Half& half) {
     with_blocks(of, [&](auto type) {
       pack_kernel<decltype(type)::value><<<blocks_for(all, warps), block, 0, stream>>>(
-          half, tokens, kv_heads, head_dim, rows, bad);
+          half, tokens, kv_heads, head_dim, rows, nonfinite);
     });
     check_launch("the kernel that packs rows in blocks");
   };

@@ -37,10 +37,10 @@ struct BlockTarget {
 };
 
 /// K and V [tokens, kv_heads, head_dim] float32 to rows, and what these stand for to bf16 rows;
-/// bad: as pack_rows has it, lowered for what is not finite in a row.
+/// nonfinite: as pack_rows has it, lowered for what is not finite in a row.
 void pack_blocks(const float* keys, const float* values, std::int64_t tokens, std::int64_t kv_heads,
                  std::int64_t head_dim, KvDType dtype, const StoredKeys& stored,
-                 const BlockTarget& blocks, const PackTarget& rows, unsigned long long* bad,
+                 const BlockTarget& blocks, const PackTarget& rows, unsigned long long* nonfinite,
                  cudaStream_t stream);
 
 /// Stored vectors to bf16: `count` of each head, vector t of head h at from + h * head_bytes + t *

@@ -8,12 +8,13 @@ namespace {
 __device__ bool not_finite(unsigned bf16_bits) { return (bf16_bits & 0x7f80U) == 0x7f80U; }
 
 /// Packs K or V of one row. name: twice the number of the row's first element, plus 1 for V.
-/// to: null when a later token takes the slot. Returns the least name of a bad element, or bad.
+/// to: null when a later token takes the slot. Returns the least name of a nonfinite element, or
+/// nonfinite.
 __device__ unsigned long long pack_row(const float* from, __nv_bfloat16* to, std::int64_t head_dim,
                                        std::int64_t vectors, std::int64_t name,
-                                       unsigned long long bad) {
+                                       unsigned long long nonfinite) {
   const auto note = [&](unsigned bits, std::int64_t i) {
-    if (not_finite(bits)) bad = min(bad, static_cast<unsigned long long>(name + 2 * i));
+    if (not_finite(bits)) nonfinite = min(nonfinite, static_cast<unsigned long long>(name + 2 * i));
   };
   for (std::int64_t v = threadIdx.x; v < vectors; v += blockDim.x) {
     const uint2 four = pack4(load4(from + 4 * v));
@@ -28,11 +29,11 @@ __device__ unsigned long long pack_row(const float* from, __nv_bfloat16* to, std
     if (to != nullptr) to[i] = one;
     note(__bfloat16_as_ushort(one), i);
   }
-  return bad;
+  return nonfinite;
 }
 
 __global__ void finite_kernel(const float* x, std::int64_t count, std::int64_t vectors,
-                              __nv_bfloat16* out, unsigned long long* bad) {
+                              __nv_bfloat16* out, unsigned long long* nonfinite) {
   unsigned long long worst = all_finite;
   const auto note = [&](unsigned bits, std::int64_t i) {
     if (not_finite(bits)) worst = min(worst, static_cast<unsigned long long>(i));
@@ -52,13 +53,13 @@ __global__ void finite_kernel(const float* x, std::int64_t count, std::int64_t v
     out[i] = one;
     note(__bfloat16_as_ushort(one), i);
   }
-  if (worst != all_finite) atomicMin(bad, worst);
+  if (worst != all_finite) atomicMin(nonfinite, worst);
 }
 
 // blockDim: (elements, tokens); gridDim: (tokens, heads). target.first is below target.ring.
 __global__ void pack_kernel(const float* keys, const float* values, std::int64_t tokens,
                             std::int64_t kv_heads, std::int64_t head_dim, PackTarget target,
-                            std::int64_t vectors, unsigned long long* bad) {
+                            std::int64_t vectors, unsigned long long* nonfinite) {
   unsigned long long worst = all_finite;
   const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.y;
@@ -80,23 +81,23 @@ __global__ void pack_kernel(const float* keys, const float* values, std::int64_t
                        2 * from + 1, worst);
     }
   }
-  if (worst != all_finite) atomicMin(bad, worst);
+  if (worst != all_finite) atomicMin(nonfinite, worst);
 }
 
 }  // namespace
 
-void to_finite_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, unsigned long long* bad,
-                    cudaStream_t stream) {
+void to_finite_bf16(const float* x, std::int64_t count, __nv_bfloat16* out,
+                    unsigned long long* nonfinite, cudaStream_t stream) {
   if (count == 0) return;
   const std::int64_t vectors =
       flat_vectors(count, aligned({x}, sizeof(float4)) && aligned({out}, sizeof(uint2)));
   finite_kernel<<<blocks_for(vectors > 0 ? (count - 1) / 4 + 1 : count, block), block, 0, stream>>>(
-      x, count, vectors, out, bad);
+      x, count, vectors, out, nonfinite);
   check_launch("the rounding kernel");
 }
 
 void pack_rows(const float* keys, const float* values, std::int64_t tokens, std::int64_t kv_heads,
-               std::int64_t head_dim, const PackTarget& target, unsigned long long* bad,
+               std::int64_t head_dim, const PackTarget& target, unsigned long long* nonfinite,
                cudaStream_t stream) {
   if (tokens == 0 || kv_heads == 0 || head_dim == 0) return;
   const bool vector_aligned = aligned({keys, values}, sizeof(float4)) &&
@@ -109,7 +110,7 @@ void pack_rows(const float* keys, const float* values, std::int64_t tokens, std:
   const dim3 blocks(blocks_for(tokens, threads.y),
                     static_cast<unsigned>(std::min<std::int64_t>(kv_heads, 65535)));
   pack_kernel<<<blocks, threads, 0, stream>>>(keys, values, tokens, kv_heads, head_dim, reduced,
-                                              vectors, bad);
+                                              vectors, nonfinite);
   check_launch("the row packing kernel");
 }
 
