@@ -165,7 +165,7 @@ void CudaSummaries::place(CudaDevice& device, const LongWork& work, std::int64_t
 }
 
 GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, PositionRange allowed,
-                                   std::int64_t k, const ChoiceRoom& room,
+                                   std::int64_t k, const ChoiceOutput& output,
                                    cudaStream_t stream) const {
   const StandIns& of = layers_[static_cast<std::size_t>(layer)];
   const Layout::Layer& from = layout_->layers[static_cast<std::size_t>(layer)];
@@ -184,13 +184,13 @@ GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, Pos
     score_components(groups, entries + among.begin, slots, among.size(), of.read, scores, stream);
     leave_out_first(left_out, shape_.q_heads, among.size(), scores, stream);
     choose_heaviest(scores, groups, among.size(), wanted,
-                    {room.entries, at<int>(layout_->counts), wanted}, at<float>(layout_->shares),
+                    {output.entries, at<int>(layout_->counts), wanted}, at<float>(layout_->shares),
                     stream);
     return {
-        {room.entries, static_cast<std::size_t>(shape_.kv_heads * wanted)}, wanted, among.begin};
+        {output.entries, static_cast<std::size_t>(shape_.kv_heads * wanted)}, wanted, among.begin};
   }
   GivenEntries given{
-      {room.entries, static_cast<std::size_t>(shape_.q_heads * wanted)}, wanted, among.begin};
+      {output.entries, static_cast<std::size_t>(shape_.q_heads * wanted)}, wanted, among.begin};
   if (of.kind == StandInKind::bounds) {
     score_pages(groups, entries + among.begin * 2 * of.dim, slots, among.size(), scores, stream);
   } else {
@@ -198,8 +198,8 @@ GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, Pos
       score_centroids(groups, queries, at<const float>(from.entries), slots, among.size(), scores,
                       stream);
       sum_weights(scores, at<const float>(from.sizes), shape_.q_heads, shape_.group(), among.size(),
-                  slots, room.log_sums, stream);
-      given.log_sums = {room.log_sums, static_cast<std::size_t>(shape_.q_heads)};
+                  slots, output.log_sums, stream);
+      given.log_sums = {output.log_sums, static_cast<std::size_t>(shape_.q_heads)};
     } else {
       score_centroids(groups, entries, slots, among.size(), scores, stream);
     }
@@ -210,8 +210,8 @@ GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, Pos
   HeadStepQueries heads = groups;
   heads.head_steps = shape_.q_heads;
   heads.group = 1;
-  choose_best(scores, heads, among.size(), wanted, {room.entries, at<int>(layout_->counts), wanted},
-              stream);
+  choose_best(scores, heads, among.size(), wanted,
+              {output.entries, at<int>(layout_->counts), wanted}, stream);
   return given;
 }
 

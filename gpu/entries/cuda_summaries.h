@@ -1,4 +1,4 @@
-// What stands for the keys of a context in a CUDA device's memory, and choices by it.
+// The key summaries of a context in the memory of a CUDA device, and the choice of entries by them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,32 +18,33 @@ namespace topkv::gpu {
 class CudaDevice;
 class LongWork;
 
-/// Where a session has what is chosen for it, in page-locked memory.
-struct ChoiceRoom {
-  int* entries = nullptr;     ///< [q_heads, entries]
+/// The result of a choice for a session, in page-locked memory.
+struct ChoiceOutput {
+  int* entries = nullptr;     ///< [q_heads, entries of a head]
   float* log_sums = nullptr;  ///< [q_heads]
 };
 
-/// After it is made: const members from any thread, choose() by whoever holds the device's lock.
+/// Immutable after construction. Const members are safe from many threads, except choose(), which
+/// the holder of the device's lock calls.
 class CudaSummaries final : public DeviceSelection {
  public:
-  /// Whether the kernels know this shape and choose among so many entries of each head.
+  /// Whether the kernels support this shape and can choose among `entries` entries of a head.
   static bool supports(const AttentionShape& shape, std::int64_t entries,
                        std::int64_t most_candidates);
-  /// The contract of ComputeDevice::keep_selection.
+  /// Implements ComputeDevice::keep_selection.
   CudaSummaries(CudaDevice& device, const AttentionShape& shape, std::span<const StandIns> heads);
   ~CudaSummaries() override;
 
   std::int64_t memory() const override { return memory_.bytes(); }
-  /// What it would be (ComputeDevice::selection_bytes).
+  /// The device memory of such summaries, in bytes (ComputeDevice::selection_bytes).
   static std::int64_t bytes(const AttentionShape& shape, const StandIns& head);
   std::int64_t most_entries(std::int64_t layer, std::int64_t k) const override;
 
-  /// As EntryChooser::choose. queries: float32 [q_heads, head_dim]. What is returned lies in the
-  /// room once the stream is there. All choices share their memory, in the order of the device's
-  /// compute stream, which this is.
+  /// Implements EntryChooser::choose. queries: float32 [q_heads, head_dim]; stream: the device's
+  /// compute stream. The result points into `output`, which is complete once the stream reaches
+  /// this point. All choices share scratch memory, and run in the order of the stream.
   GivenEntries choose(std::int64_t layer, const float* queries, PositionRange allowed,
-                      std::int64_t k, const ChoiceRoom& room, cudaStream_t stream) const;
+                      std::int64_t k, const ChoiceOutput& output, cudaStream_t stream) const;
 
  private:
   struct Layout;
@@ -54,7 +55,8 @@ class CudaSummaries final : public DeviceSelection {
   }
 
   AttentionShape shape_;
-  std::vector<StandIns> layers_;  // of each the head with the most entries, without what is held
+  std::vector<StandIns>
+      layers_;  // for each layer, the summaries of the head with the most entries, without data
   std::unique_ptr<const Layout> layout_;
   Buffer memory_;
 };
