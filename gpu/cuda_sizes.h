@@ -1,5 +1,5 @@
-// What work takes of a CUDA device's memory: the same for a device that is open and for one that is
-// only planned for.
+// Memory that work needs on a CUDA device. The numbers hold for an open device, and for a plan
+// without a device.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@
 namespace topkv::gpu {
 
 inline constexpr std::int64_t mib = 1 << 20;
-/// Code that CUDA and cuBLAS load when a kernel is first used, and pages that small allocations
-/// leave unfilled: nothing counts these as they come, so room is kept for them.
+/// A reserve for code that CUDA and cuBLAS load when a kernel is first used, and for pages that
+/// small allocations do not fill. Nothing counts these bytes as they come.
 inline constexpr std::int64_t lazy_code_bytes = 192 * mib;
-/// The CUDA context and cuBLAS's handle where the driver cannot be asked what they take: about what
-/// they took on devices where it can, rounded up.
+/// An estimate of the memory of the CUDA context and of cuBLAS's handle, for drivers that do not
+/// report it: the measured size on other devices, rounded up.
 inline constexpr std::int64_t unmeasured_libraries_bytes = 768 * mib;
-/// Token ids on their way at a time.
+/// The most token ids in one copy.
 inline constexpr std::int64_t embed_tokens = 8192;
-/// Rows of packed weights that are unpacked for one product: enough of them to fill the device, few
-/// enough to stay mostly in its second-level cache until they are used.
+/// The memory for rows of packed weights that are unpacked for one product. It is large enough to
+/// fill the device, and small enough to stay mostly in its L2 cache.
 inline constexpr std::int64_t unpacked_bytes = 64 * mib;
 
-/// Base: DeviceSizes, or ComputeDevice.
+/// Implements the sizes of a CUDA device. Base: DeviceSizes or ComputeDevice.
 template <class Base>
 class WithCudaSizes : public Base {
  public:
@@ -49,7 +49,7 @@ class WithCudaSizes : public Base {
     return host.out_features * host.in_features * bytes_of(DType::bf16);
   }
   std::int64_t packed_bytes() const override { return unpacked_bytes; }
-  /// In bf16, or both halves in blocks.
+  /// Whether both keys and values are in bf16, or both are in blocks (q8, q4).
   bool takes_rows(KvDType dtype) const final {
     return dtype == DType::bf16 || (in_blocks(dtype.keys) && in_blocks(dtype.values));
   }
@@ -63,7 +63,7 @@ class WithCudaSizes : public Base {
                            std::int64_t value_bits, std::int64_t rare) const final {
     return CudaCodes::bytes(shape, tokens, key_bytes, value_bits, rare);
   }
-  /// (Of a device that need not be there: one that has clusters of blocks.)
+  /// Assumes a device with clusters of thread blocks. CudaDevice overrides it.
   bool selects(const AttentionShape& shape, std::int64_t entries) const override {
     return CudaSummaries::supports(shape, entries, std::int64_t{1} << 18);
   }

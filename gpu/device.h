@@ -1,9 +1,9 @@
-// A CUDA device as the forward pass sees it: one compute stream, on which all operations run in
-// the order of the calls, and an arena that all memory comes from.
+// A CUDA device for the forward pass. All operations run on one compute stream, in the order of the
+// calls. All memory comes from one arena.
 //
-// Threads: allocate and memory are safe from many threads; everything else belongs to the thread
-// that holds lock(), which also makes the device current in that thread (and leaves it so).
-// Arithmetic allocates nothing and waits for nothing but room in the staging ring.
+// Threads: allocate and memory are safe from many threads. The thread that holds lock() calls
+// everything else. lock() makes the device current in that thread, and leaves it current.
+// Arithmetic allocates nothing. It waits only if the staging ring is full.
 #pragma once
 
 #include <atomic>
@@ -34,30 +34,33 @@ namespace topkv::gpu {
 class ContextWindow;
 class StepWorkspaces;
 
+/// Implements ComputeDevice.
 class CudaDevice final : public WithCudaSizes<ComputeDevice> {
  public:
-  /// Opens the calling thread's current device, whose number this is. ceiling: bytes, the CUDA
-  /// context included; 0: nine tenths of what is free. driver: made before the context was.
-  /// Throws OutOfMemory when the ceiling leaves no room, Unsupported when this build has no code
-  /// for the device's architecture.
+  /// Opens device `number`, which is current in the calling thread. ceiling: bytes, with the CUDA
+  /// context; 0 means nine tenths of the free memory. driver: made before the context. Throws
+  /// OutOfMemory if the ceiling is too low, Unsupported if this build has no code for the device's
+  /// architecture.
   CudaDevice(int number, std::int64_t ceiling, const DriverMemory& driver);
   ~CudaDevice() override;
 
   const Stream& compute_stream() const { return stream_; }
   Arena& arena() { return *arena_; }
   Cublas& cublas() { return cublas_; }
-  /// cuDNN, looked for at the first call; null when this process cannot use it.
+  /// cuDNN, which the first call loads. Null if this process cannot use it.
   CudnnAttention* cudnn();
-  /// What sessions of such a shape have together: made for the first of them, gone with the last.
-  /// Throw as making does.
+  /// The rows of a context that sessions of this shape share. The first session makes them; the
+  /// last one frees them. Throws like the constructor of ContextWindow.
   std::shared_ptr<const ContextWindow> context_window(const SessionShape& shape);
+  /// The workspaces that sessions of this shape share. The first session makes them; the last one
+  /// frees them. Throws like the constructor of StepWorkspaces.
   std::shared_ptr<StepWorkspaces> step_workspaces(const SessionShape& shape);
 
   std::string name() const override { return name_; }
   DeviceMemory memory() const override { return arena_->memory(); }
   DeviceLock lock() override;
-  /// For who takes the lock again and again: waits until those have had it that wait for it now.
-  /// The caller does not hold it.
+  /// Waits until the threads that wait for the lock now have had it. Call it before each lock in a
+  /// loop. REQUIRES: the caller does not hold the lock.
   void let_others() const;
   std::unique_ptr<PhaseClock> phase_clock() override;
 
@@ -129,10 +132,10 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   DecodeBackend decode_backend(const SessionShape& shape) override;
 
  private:
-  /// Runs one kernel, so that a device without code for it is refused now.
+  /// Runs one kernel, and throws if the device has no code for it.
   void try_kernels();
-  /// A product with many tokens: rows of the weight, as many as there is room for, are unpacked at
-  /// a time.
+  /// A product with many tokens. It unpacks some rows of the weight at a time, as many as fit into
+  /// unpacked_.
   void multiply_unpacked(const Matrix& weight, const __nv_bfloat16* x, std::int64_t tokens,
                          bool accumulate, float* out);
 
@@ -140,21 +143,21 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   const std::string name_;
   const VectorLimits limits_;
   std::recursive_mutex mutex_;
-  std::atomic<std::int64_t> waiting_ = 0;  // for it
-  std::atomic<std::int64_t> taken_ = 0;    // times that it was
+  std::atomic<std::int64_t> waiting_ = 0;  // threads that wait for the mutex
+  std::atomic<std::int64_t> taken_ = 0;    // times that the mutex was taken
   Stream stream_;
   Cublas cublas_;
-  std::unique_ptr<CudnnAttention> cudnn_;  // null: not looked for yet, or not there
+  std::unique_ptr<CudnnAttention> cudnn_;  // null: not loaded yet, or not available
   bool looked_for_cudnn_ = false;
-  std::int64_t most_candidates_ = 0;  // of a choice
-  std::shared_ptr<Arena> arena_;      // made last of what its account of libraries measures
+  std::int64_t most_candidates_ = 0;  // most candidates of a choice
+  std::shared_ptr<Arena> arena_;      // made after the libraries whose memory it measures
   Buffer tokens_;                     // [embed_tokens] token ids
   Buffer argmax_scratch_;
   Buffer argmax_best_;          // one Token
   PinnedBuffer argmax_result_;  // its host copy
   Buffer unpacked_;             // rows of packed weights in bf16; empty before prepare_packed
   Staging staging_;
-  Event merged_;  // for the stream of a caller
+  Event merged_;  // orders results for a caller's stream
   SharedList<const ContextWindow> windows_;
   SharedList<StepWorkspaces> workspaces_;
 };

@@ -1,8 +1,8 @@
-// Work that takes a device longer than a step's: clustering, copies of a whole index. It goes
-// piece by piece, and the device's lock is held for a piece at a time, neither between pieces nor
-// while they are waited for, so that who decodes on the device meanwhile waits for a piece or two.
+// Work that takes a device longer than a step: clustering, copies of a whole index. It runs in
+// pieces. The device's lock is held while a piece is enqueued, and not while a piece is waited for.
+// Sessions that decode meanwhile wait for one or two pieces.
 //
-// One thread at a time, which does not hold the lock.
+// Threads: one at a time, which does not hold the lock.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,17 @@
 
 namespace topkv::gpu {
 
+/// The pieces of one long work.
 class LongWork {
  public:
-  /// Of a copy, and of what is to come between two.
+  /// The most bytes of one copy, and of the data of one piece.
   static constexpr std::int64_t piece_bytes = std::int64_t{4} << 20;
 
-  /// Makes the device current in this thread. It outlives this.
+  /// Makes the device current in this thread. The device must outlive it.
   explicit LongWork(CudaDevice& device) : device_(device), given_(event_of(device)) {}
 
-  /// work(): one piece, on the device's compute stream; the lock is held.
+  /// Runs work() with the device's lock held. work() enqueues one piece on the device's compute
+  /// stream.
   template <class Work>
   void give(const Work& work) const {
     reach_fault("long_work.piece");
@@ -31,12 +33,13 @@ class LongWork {
     const auto lock = device_.lock();
     work();
   }
-  /// As the device's.
+  /// Copies host memory to the device, like CudaDevice::copy_in, in pieces.
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) const;
+  /// Copies device memory to the host, like CudaDevice::copy_out, in pieces.
   void copy_out(const std::byte* from, std::int64_t bytes, void* host);
-  /// A plain matrix in the device's operand type (ComputeDevice::upload).
+  /// Uploads a plain matrix in the device's operand type, in pieces (ComputeDevice::upload).
   void upload(const Matrix& host, std::byte* to) const;
-  /// Until all that was given is done.
+  /// Waits until all pieces are done.
   void wait();
 
  private:

@@ -1,5 +1,5 @@
-// Attention of queries over rows in device memory: the one kernel that windows and tiles go through
-// (flash attention with tensor cores; Dao 2023, algorithm 1).
+// Attention of queries over rows in device memory. One kernel serves windows and tiles (flash
+// attention with tensor cores; Dao 2023, algorithm 1).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,22 +10,23 @@
 
 namespace topkv::gpu {
 
-/// Keys and values of each KV head: [kv_heads] blocks of [slots, head_dim] bf16, 16-byte aligned.
-/// Row i of `count` has position first + i. It lies in slot i or, from row number `split` on, in
-/// slot i - split of the blocks behind: a window's rows that are the context's and then a
-/// session's own, or those of a ring that has come to its end.
+/// A view of keys and values of each KV head: [kv_heads] blocks of [slots, head_dim] bf16, 16-byte
+/// aligned. Row i of `count` has position first + i, and lies in slot i. Rows from number `split`
+/// on lie in the blocks keys_behind and values_behind instead, in slots from 0 on. These blocks
+/// hold a session's own rows behind the context's rows, or the begin of a ring.
 struct DeviceRows {
   const __nv_bfloat16* keys = nullptr;
   const __nv_bfloat16* values = nullptr;
-  std::int64_t head_stride = 0;  ///< elements from one KV head's keys (values) to the next
+  std::int64_t head_stride = 0;  ///< elements from the keys or values of a KV head to the next
   std::int64_t first = 0;
   std::int64_t count = 0;
   std::int64_t split = std::numeric_limits<std::int64_t>::max();
   const __nv_bfloat16* keys_behind = nullptr;
   const __nv_bfloat16* values_behind = nullptr;
-  std::int64_t stride_behind = 0;  ///< as head_stride
+  std::int64_t stride_behind = 0;  ///< the head stride of keys_behind and values_behind
 };
 
+/// A view of the queries of consecutive tokens, in device memory.
 struct AttentionQueries {
   const __nv_bfloat16* data = nullptr;  ///< [tokens, q_heads, head_dim], contiguous
   std::int64_t tokens = 0;
@@ -33,34 +34,35 @@ struct AttentionQueries {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256
   std::int64_t first = 0;     ///< position of the first token
-  float scale = 0;            ///< on q·k
+  float scale = 0;            ///< factor of q·k
   float softcap = 0;          ///< AttentionShape::softcap
 };
 
-/// Which rows a token at position p attends: x <= p when causal, and, when window > 0, x < sinks or
-/// x > p - window.
+/// The rows that a token at position p attends. With `causal`: x <= p. With window > 0 also: x <
+/// sinks or x > p - window.
 struct DeviceVisibility {
   bool causal = false;
   std::int64_t window = 0;
   std::int64_t sinks = 0;
 };
 
-/// A partial in device memory: out [tokens, q_heads, head_dim] and lse [tokens, q_heads] (natural
-/// log), float32.
+/// A view of a partial in device memory, float32: out [tokens, q_heads, head_dim] and lse [tokens,
+/// q_heads], natural log.
 struct DevicePartial {
   float* out = nullptr;
   float* lse = nullptr;
 };
 
+/// Whether a result overwrites a partial or is merged into it.
 enum class Into : bool { overwrite, merge };
 
-/// True for the head dims that attend() is built for.
+/// Whether attend() has a kernel for this head dim.
 bool attention_supports(std::int64_t head_dim);
 
-/// The partial of the queries over the rows that they may see; merged into what `partial` holds, or
-/// written over it. A query that sees nothing gives the empty partial (0, -inf).
-/// Asynchronous, on stream. Throws Unsupported for another head dim, InvalidArgument unless
-/// scale > 0, softcap >= 0, split >= 0 and all counts are at most 2^30, Error when the launch
+/// Computes the partial of the queries over the rows that they see. It overwrites `partial`, or is
+/// merged into it. A query that sees no row gives the empty partial (0, -inf). Asynchronous on the
+/// stream. Throws Unsupported for a head dim without a kernel. Throws InvalidArgument unless scale
+/// > 0, softcap >= 0, split >= 0 and all counts are at most 2^30. Throws Error when the launch
 /// fails.
 void attend(const AttentionQueries& queries, const DeviceRows& rows,
             const DeviceVisibility& visible, const DevicePartial& partial, Into into,

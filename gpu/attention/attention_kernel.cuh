@@ -1,10 +1,11 @@
 // The attention kernel: online softmax over key tiles that stay in registers between the two
 // products (Dao 2023, algorithm 1).
 //
-// A block takes a tile of rows of one KV head. A row is a (token, query head of the group) pair,
-// row = token * group + g, so that all heads of a group share each tile of K and V. Its warps split
-// the rows (many rows), or split the keys of each tile (few rows) and merge at the end; the blocks
-// of a cluster may further split the key tiles. K and V are copied one tile ahead of their use.
+// A block takes a tile of rows of one KV head. A row is a pair of a token and a query head of the
+// group, row = token * group + g. All heads of a group thus share each tile of K and V. If there
+// are many rows, the warps split the rows. If there are few, the warps split the keys of each tile,
+// and merge at the end. The blocks of a cluster may also split the key tiles. K and V are copied
+// one tile before their use.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -15,7 +16,7 @@
 
 namespace topkv::gpu {
 
-/// What attend() was asked, with positions relative to the first row and cut to 32 bits.
+/// The arguments of attend(), with positions relative to the first row, in 32 bits.
 struct AttentionTask {
   const __nv_bfloat16* queries;
   const __nv_bfloat16* keys;
@@ -30,14 +31,14 @@ struct AttentionTask {
   int group;
   int q_heads;
   int count;
-  int split;  ///< rows from this number on lie behind; more than any when none does
+  int split;  ///< rows from this number on lie in the second blocks of DeviceRows
   /// Token t sees key i < min(count, t + end) for which i < sinks or i >= t + begin.
   int end;
   int begin;
   int sinks;
   float scale;
   float scale_log2;  ///< scale / ln 2
-  float cap;         ///< softcap / scale: what unscaled scores are kept below; 0: none
+  float cap;         ///< softcap / scale, the bound of unscaled scores; 0: no cap
   float cap_rate;    ///< 2 / (cap ln 2)
   bool merge;
 };
@@ -61,8 +62,8 @@ struct AttentionTiling {
   static constexpr int tile_bytes = tile_keys * Shared::row_bytes;
   static constexpr int shared_bytes = query_bytes + 4 * tile_bytes;
 
-  /// Partials of the key warps and of the block, in the memory of K and V once those are done with:
-  /// sums [tile_rows, sum_stride], maxima [tile_rows], weights [tile_rows].
+  /// Partials of the key warps and of the block. They use the memory of K and V after the last
+  /// tile: sums [tile_rows, sum_stride], maxima [tile_rows], weights [tile_rows].
   static constexpr int sum_stride = head_dim + 8;  // so that 4 rows of float2 lie in other banks
   static constexpr int partial_floats = tile_rows * (sum_stride + 2);
   static_assert(!splits_keys || (row_warps == 1 && frags == 1 && key_warps <= 32));
@@ -72,8 +73,8 @@ struct AttentionTiling {
   static_assert(shared_bytes <= 99 * 1024, "what a block of sm_86, sm_89 and sm_120 may have");
 };
 
-/// A warp's running softmax: of rows lane / 4 and lane / 4 + 8 of each fragment. `sum` covers only
-/// this lane's columns; `max` is of unscaled scores.
+/// A warp's running softmax, for rows lane / 4 and lane / 4 + 8 of each fragment. `sum` covers only
+/// this lane's columns; `max` is the maximum of unscaled scores.
 template <class T>
 struct Running {
   float out[T::frags][T::head_dim / 8][4];
@@ -81,7 +82,7 @@ struct Running {
   float sum[T::frags][2];
 };
 
-/// Where the rows of a block lie.
+/// The rows of a block.
 struct RowTile {
   int token;  ///< of row 0
   int head;   ///< of row 0 within its group
@@ -99,7 +100,7 @@ struct RowTile {
   }
 };
 
-/// The key tiles that some row of a block sees: those of the sinks, then those from `window` on.
+/// The key tiles that a row of a block sees: tiles of the sinks, then tiles from `window` on.
 struct KeyTiles {
   int sinks;
   int window;
@@ -124,8 +125,8 @@ __device__ __forceinline__ KeyTiles key_tiles(const Bounds& bounds, int sinks) {
   return tiles;
 }
 
-/// Begins the copy of one tile of K and V to `stage`; rows past the count become zeros, so that
-/// what lies there (perhaps NaN) never meets a product.
+/// Begins the copy of one tile of K and V to `stage`. Rows past the count become zeros, because the
+/// memory there may hold NaN.
 template <class T>
 __device__ __forceinline__ void copy_tile(const AttentionTask& task, int kv_head, int tile,
                                           int count, std::uint32_t stage) {
@@ -168,8 +169,8 @@ __device__ __forceinline__ void copy_queries(const AttentionTask& task, const Ro
   }
 }
 
-/// scores = Q K^T of this warp's rows and keys, unscaled. queries, keys: the lane's ldmatrix
-/// addresses.
+/// Computes scores = Q K^T for this warp's rows and keys, unscaled. queries, keys: the lane's
+/// ldmatrix addresses.
 template <class T, int key_frags>
 __device__ __forceinline__ void multiply_keys(std::uint32_t queries, std::uint32_t keys,
                                               float (&scores)[T::frags][key_frags][4]) {
@@ -201,7 +202,7 @@ __device__ __forceinline__ void multiply_keys(std::uint32_t queries, std::uint32
   }
 }
 
-/// cap * tanh(score / cap), by tanh x = 1 - 2 / (e^(2x) + 1), to cap * 2^-20.
+/// Computes cap * tanh(score / cap), by tanh x = 1 - 2 / (e^(2x) + 1), to cap * 2^-20.
 template <class T, int key_frags>
 __device__ __forceinline__ void cap_scores(const AttentionTask& task,
                                            float (&scores)[T::frags][key_frags][4]) {
@@ -219,7 +220,8 @@ __device__ __forceinline__ void cap_scores(const AttentionTask& task,
   }
 }
 
-/// -inf for the keys that a row does not see. first_key: of this lane's columns; row: of its rows.
+/// Sets the scores of keys that a row does not see to -inf. first_key: of this lane's columns; row:
+/// of its rows.
 template <class T, int key_frags>
 __device__ __forceinline__ void mask(const AttentionTask& task, const RowTile& rows, int row,
                                      int first_key, int count,
@@ -244,7 +246,8 @@ __device__ __forceinline__ void mask(const AttentionTask& task, const RowTile& r
   }
 }
 
-/// Takes the scores' maxima into account and gives `offsets`, what to subtract from scaled scores.
+/// Raises the running maxima to the scores' maxima. offsets: receives the value to subtract from
+/// scaled scores.
 template <class T, int key_frags>
 __device__ __forceinline__ void raise_max(const AttentionTask& task,
                                           const float (&scores)[T::frags][key_frags][4],
@@ -285,7 +288,7 @@ __device__ __forceinline__ void raise_max(const AttentionTask& task,
   }
 }
 
-/// out += 2^(scores) V, 16 keys at a time. values: the lane's ldmatrix address.
+/// Computes out += 2^(scores) V, 16 keys at a time. values: the lane's ldmatrix address.
 template <class T, int key_frags>
 __device__ __forceinline__ void multiply_values(const AttentionTask& task, std::uint32_t values,
                                                 const float (&scores)[T::frags][key_frags][4],
@@ -320,8 +323,8 @@ __device__ __forceinline__ void multiply_values(const AttentionTask& task, std::
   }
 }
 
-/// The block's rows and the keys that they may see, then the loop over key tiles.
-/// rank, ranks: which of the key tiles this block takes.
+/// Loops over the key tiles that the block's rows see. rank, ranks: this block takes every ranks-th
+/// tile from number `rank` on.
 template <class T>
 __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTile& rows,
                                           std::uint32_t shared, int rank, int ranks,
@@ -391,7 +394,7 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
   }
 }
 
-/// Sums over the four lanes that share a row.
+/// Adds the sums of the four lanes that share a row.
 template <class T>
 __device__ __forceinline__ void sum_lanes(Running<T>& running) {
 #pragma unroll

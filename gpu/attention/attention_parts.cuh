@@ -1,5 +1,5 @@
 // Partials of the warps and blocks of an attention kernel (attention_kernel.cuh) in memory, and
-// what they are together.
+// their merge.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace topkv::gpu {
 
-/// Of a row whose scores' maximum is max and whose weights' sum relative to it is sum.
+/// The lse of a row. max: the largest score; sum: the sum of weights relative to it.
 __device__ __forceinline__ float row_lse(const AttentionTask& task, float max, float sum) {
   return sum > 0.0F ? max * task.scale + logf(sum) : -INFINITY;
 }
@@ -32,16 +32,16 @@ __device__ __forceinline__ void write_partial(const Running<T>& running, float* 
   }
 }
 
-/// Four columns of one row of several partials together. Each lane of a warp knows the maximum and
-/// the weight of one partial; partial(i): where partial i lies.
+/// The merge of one row of several partials, four columns at a time. Each lane of a warp knows the
+/// maximum and the weight of one partial. partial(i) returns the address of partial i.
 template <class T, class Partial>
 struct RowMerge {
   Partial partial;
   int count;
   int row;
-  float max;     ///< of all
-  float weight;  ///< of all, relative to max
-  float factor;  ///< of partial number lane
+  float max;     ///< the maximum of all partials
+  float weight;  ///< the weight of all partials, relative to max
+  float factor;  ///< the factor of partial number `lane`
 
   __device__ __forceinline__ RowMerge(Partial partial_, int count_, int row_, float scale_log2)
       : partial(partial_), count(count_), row(row_) {
@@ -63,7 +63,7 @@ struct RowMerge {
     for (int step = 16; step > 0; step /= 2) weight += __shfl_xor_sync(0xffffffffU, weight, step);
   }
 
-  /// By all lanes of the warp; column: below head_dim where the result is used.
+  /// All lanes of the warp call it. The result is valid if column < head_dim.
   __device__ __forceinline__ float4 sums(int column) const {
     float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     for (int i = 0; i < count; ++i) {

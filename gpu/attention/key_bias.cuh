@@ -1,5 +1,5 @@
-// The bias of keys as RoPE turns it (src/core/math/key_bias.h), with the same bits as on the host:
-// every operation is IEEE's, in the same order, and none is fused.
+// The bias of keys, rotated by RoPE (src/core/math/key_bias.h). The bits equal the host's: every
+// operation is IEEE's, in the host's order, and none is fused.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace topkv::gpu {
 
-/// What was taken off element i of a key of KV head h before it was rounded. t: number of the key,
-/// from the first of `of` on. 0 where keys have no bias.
+/// The bias that was subtracted from element i of a key of KV head h before rounding. t: the number
+/// of the key, from the first key of `of` on. 0 if keys have no bias.
 __device__ inline float turned_bias(const StoredKeys& of, std::int64_t head_dim, std::int64_t h,
                                     std::int64_t t, std::int64_t i) {
   if (of.bias == nullptr) return 0;

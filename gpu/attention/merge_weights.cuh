@@ -3,7 +3,7 @@
 
 namespace topkv::gpu {
 
-/// Factors of the partial that is there and of the new one, and the lse of both together.
+/// The factors of the old and of the new partial, and the lse of their merge.
 struct Weights {
   float before, now, lse;
 };

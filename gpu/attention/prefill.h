@@ -1,4 +1,4 @@
-// Attention of a prefill on a CUDA device: rows stream to the store while tiles of earlier rows
+// Attention of a prefill on a CUDA device. New rows stream to the store while tiles of earlier rows
 // stream back from it.
 #pragma once
 
@@ -11,12 +11,12 @@ namespace topkv::gpu {
 
 class CudaDevice;
 
-/// The contracts of ComputeDevice::prefill_attention and prefill_attention_bytes. The device
-/// outlives what is made.
+/// Implements ComputeDevice::prefill_attention. The device must outlive the result.
 std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
                                                       const AttentionShape& shape,
                                                       const PrefillVisibility& visible,
                                                       std::int64_t chunk, RowStore& store);
+/// Implements ComputeDevice::prefill_attention_bytes.
 std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
                                      KvDType rows, std::int64_t chunk);
 

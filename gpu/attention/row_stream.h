@@ -1,10 +1,11 @@
-// Rows of host memory on their way through the device: tiles are copied ahead, on a stream of their
-// own, while the compute stream works on the tile before.
+// Streams rows from host memory through tiles in device memory. Tiles are copied ahead on a stream
+// of their own, while the compute stream works on the tile before.
 //
-// Two kinds of waits hold the order: work on a tile waits for its copy, and the copy into a slot
-// waits for the work on what was there. Copies run beside computation when the host memory is
-// page-locked; from other memory they are right, but slower.
-// Rows in blocks (q8, q4) are copied as they are and unpacked to bf16 on the compute stream.
+// Two waits keep the order: work on a tile waits for its copy, and the copy into a slot waits for
+// the work on the slot's last tile. Copies overlap with computation if the host memory is
+// page-locked. From other memory they are correct, but slower. Rows in blocks (q8, q4) are copied
+// as they are, and unpacked to bf16 on the compute stream.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -22,29 +23,29 @@
 
 namespace topkv::gpu {
 
+/// A ring of tiles.
 class RowStream {
  public:
   static constexpr std::int64_t slots = 3;
 
-  /// Device memory of its tiles.
+  /// The device memory of the tiles, in bytes.
   static std::int64_t bytes(std::int64_t kv_heads, std::int64_t head_dim, KvDType dtype,
                             std::int64_t tile_rows);
 
-  /// memory: bytes(...) of device memory, which outlives it.
-  /// dtype: bf16, or q8 and q4.
+  /// memory: bytes(...) bytes of device memory, which must outlive it. dtype: bf16, or q8 and q4.
   RowStream(std::int64_t kv_heads, std::int64_t head_dim, KvDType dtype, std::int64_t tile_rows,
             std::byte* memory);
 
-  /// Copies from now on wait for what was recorded.
+  /// Makes later copies wait for the event.
   void after(const Event& event) { event.block(copies_); }
 
-  /// Waits for the copies begun so far; true when all ended well.
+  /// Waits for the copies begun. Returns true if all of them succeeded.
   bool wait() const { return cudaStreamSynchronize(copies_) == cudaSuccess; }
 
-  /// Calls use(tile) for rows `range` of the views (per KV head; row i of a view is position i),
-  /// tile by tile. stored: channels and bias of the views' keys; their positions are the views'.
-  /// What use gives to `compute` finds the tile's rows in place. Returns before any of that is
-  /// done; the rows must stay until it is.
+  /// Calls use(tile) for the rows `range` of the views, tile by tile. rows: a view for each KV
+  /// head; row i has position i. stored: the channels and the bias of the views' keys; its
+  /// positions are the views' positions. Work that `use` gives to `compute` finds the rows of its
+  /// tile. Returns before the work is done. The rows must stay valid until then.
   void stream(std::span<const RowsView> rows, PositionRange range, const StoredKeys& stored,
               cudaStream_t compute, const std::function<void(const DeviceRows&)>& use);
 

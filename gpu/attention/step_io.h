@@ -1,4 +1,4 @@
-// What a session's step takes from its caller and gives back, a launch each.
+// The input and the output of a session's step, with one kernel launch each.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +11,8 @@
 
 namespace topkv::gpu {
 
-/// Counts are of elements; host_*: page-locked memory.
+/// The input of a step in device memory. Counts are numbers of elements. host_*, begun and taken
+/// are page-locked host memory.
 struct StepInput {
   const float* q = nullptr;
   const float* k = nullptr;
@@ -21,33 +22,35 @@ struct StepInput {
   float* host_q = nullptr;
   float* host_k = nullptr;
   float* host_v = nullptr;
-  __nv_bfloat16* queries = nullptr;  ///< q rounded
-  int* begun = nullptr;              ///< page-locked: turn, when the device comes to it
-  int* taken = nullptr;              ///< likewise, when all is in host memory
-  int turn = 0;
+  __nv_bfloat16* queries = nullptr;  ///< receives q in bf16
+  int* begun = nullptr;              ///< receives `turn` when the step begins on the device
+  int* taken = nullptr;              ///< receives `turn` when q, k and v are in host memory
+  int turn = 0;                      ///< the number of the step
 };
 
-/// Copies q, k and v to the host unless host_q is null, and rounds q. Asynchronous.
+/// Copies q, k and v to the host unless host_q is null, and rounds q to bf16. Asynchronous on the
+/// stream.
 void take_step(const StepInput& input, cudaStream_t stream);
 
-/// What scans over some codes give; out null: none. Or, page-locked, the host's tail.
+/// The results of scans over codes. A null `out` means no such partial. The host's tail has this
+/// form too, in page-locked memory.
 struct GivenScan {
   DevicePartial rare;
   DevicePartial estimate;            ///< the tail
   const TailNoise* noise = nullptr;  ///< [heads]
 };
 
-/// Of all heads of a step.
+/// The partials of all heads of a step.
 struct StepParts {
   DevicePartial exact;
-  DevicePartial found;  ///< page-locked; out null: none
+  DevicePartial found;  ///< in page-locked memory; a null `out` means no such partial
   GivenScan of_context, of_own;
-  double* sums = nullptr;      ///< with a tail: exact_mass, error: heads are added (TailFigures)
-  const int* ready = nullptr;  ///< page-locked: `turn`, when `found` is there; null: it is
+  double* sums = nullptr;      ///< with a tail: exact_mass and error, summed (TailFigures)
+  const int* ready = nullptr;  ///< page-locked; `turn` once `found` is complete; null: it is
   int turn = 0;
 };
 
-/// out and, unless null, lse: the merge of partials of so many heads. Asynchronous.
+/// Merges the partials of `heads` heads into out and, unless null, lse. Asynchronous on the stream.
 void give_step(const StepParts& parts, std::int64_t heads, std::int64_t head_dim, float* out,
                float* lse, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Vectors clustered on a CUDA device.
+// Clusters vectors on a CUDA device.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace topkv::gpu {
 
 class CudaDevice;
 
-/// The contract of ComputeDevice::clusterer. The device outlives what is made.
+/// Implements ComputeDevice::clusterer. The device must outlive the result.
 std::unique_ptr<Clusterer> make_clusterer(CudaDevice& device, std::int64_t dim);
 
 }  // namespace topkv::gpu

@@ -1,10 +1,11 @@
-// The steps of spherical k-means on a device (clusterer.h), one by one.
+// The steps of spherical k-means on a device (clusterer.h).
 //
-// Vectors and centroids are fp16, for their elements are at most 1: of bf16 three bits less are
-// kept, which show where all vectors point nearly the same way. Sums are of integers, so that their
-// order changes nothing: the same vectors give the same clusters each time.
-// Everything is in device memory, 16-byte aligned, and asynchronous, on the stream. `width`: what
-// vectors of `dim` elements are filled up to with zeros, width_of(dim).
+// Vectors and centroids are fp16, because their elements are at most 1. bf16 has three bits less,
+// which matters when all vectors point nearly the same way. Sums are integers, so that the order of
+// additions does not matter. The same vectors give the same clusters each time.
+//
+// All pointers are to device memory, 16-byte aligned. All functions are asynchronous on the stream.
+// `width` is width_of(dim): vectors of `dim` elements are padded with zeros to `width` elements.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -15,41 +16,45 @@
 namespace topkv::gpu {
 
 inline constexpr std::int64_t most_clustered_dim = 256;
-/// 64, 128 or 256. REQUIRES: 0 < dim <= most_clustered_dim.
+/// The padded size of a vector: 64, 128 or 256. REQUIRES: 0 < dim <= most_clustered_dim.
 inline std::int64_t width_of(std::int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
 
-/// to: [count, width], the vectors [count, dim] made ones of length 1, unless that is 0.
+/// Scales vectors to length 1, except zero vectors. vectors: [count, dim], float32; to: [count,
+/// width].
 void normalise_vectors(const float* vectors, std::int64_t count, std::int64_t dim, __half* to,
                        cudaStream_t stream);
 
-/// Centroids [count, width]: the vectors of these numbers.
+/// Copies the vectors with these numbers to the centroids. numbers: [count]; centroids: [count,
+/// width].
 void pick_centroids(const __half* vectors, const int* numbers, std::int64_t count,
                     std::int64_t width, __half* centroids, cudaStream_t stream);
 
-/// Vectors that find_nearest has the current device work on at the same time.
+/// The number of vectors that find_nearest processes at the same time on the current device.
 std::int64_t nearest_wave(std::int64_t width);
-/// Floats that find_nearest takes: as many zeros as centroids, and -inf behind them.
+/// The number of floats in `offsets` of find_nearest: a 0 for each centroid, then -inf.
 std::int64_t nearest_offsets(std::int64_t centroids);
-/// Of each of the vectors the number of the centroid whose product with it, in float32, is the
-/// largest; of equal ones the first. REQUIRES: both counts are at most 2^30, and not 0.
+/// Finds, for each vector, the number of the centroid with the largest inner product, in float32.
+/// The first of equal products wins. nearest: [count]. REQUIRES: 0 < count <= 2^30 and 0 < clusters
+/// <= 2^30.
 void find_nearest(const __half* vectors, std::int64_t count, const __half* centroids,
                   std::int64_t clusters, std::int64_t width, const float* offsets, int* nearest,
                   cudaStream_t stream);
 
-/// Of some vectors: adds them to what their clusters have. sums: [clusters, width], in steps of
-/// 2^-32; sizes: [clusters]. REQUIRES: no more than 2^30 vectors in all.
+/// Adds vectors to the sums and the sizes of their clusters. sums: [clusters, width], in units of
+/// 2^-32; sizes: [clusters]. REQUIRES: at most 2^30 vectors in all calls together.
 void add_to_clusters(const __half* vectors, const int* nearest, std::int64_t count,
                      std::int64_t width, std::int64_t* sums, int* sizes, cudaStream_t stream);
 
-/// Centroids of clusters, the directions of their sums; those of sum 0 stay as they are.
+/// Sets each centroid to the direction of its cluster's sum. A centroid whose sum is 0 does not
+/// change.
 void point_centroids(const std::int64_t* sums, std::int64_t clusters, std::int64_t width,
                      __half* centroids, cudaStream_t stream);
 
-/// Centroid number `to` becomes that of `from`, turned a little, for each of the splits; none is
-/// both.
+/// Centroid `to` becomes centroid `from`, turned a little.
 struct Split {
   int to, from;
 };
+/// Applies the splits. REQUIRES: no centroid is both a `to` and a `from`.
 void split_centroids(const Split* splits, std::int64_t count, std::int64_t dim, __half* centroids,
                      cudaStream_t stream);
 

@@ -1,7 +1,7 @@
-// The kernels that code keys and values (index/codes/key_codes.h, index/codes/value_codes.h).
+// Kernels that encode keys and values (index/codes/key_codes.h, index/codes/value_codes.h).
 //
-// All launchers are asynchronous on `stream`, take device pointers, and throw Error when the launch
-// fails. Vectors of a tile: a multiple of 64 but for the last tile of a head.
+// All functions are asynchronous on `stream`, take device pointers, and throw Error when the launch
+// fails. The number of vectors in a tile is a multiple of 64, except in the last tile of a head.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,40 +13,45 @@ namespace topkv::gpu {
 
 inline constexpr int most_coded_axes = 256;
 
-/// out = scale * vector - mean: [count, dim], and the squares of each, summed up: [count].
-/// *not_finite becomes 1 when some element is not finite.
+/// Computes out = scale * vector - mean, [count, dim], and the sum of squares of each result,
+/// [count]. *not_finite becomes 1 if an element is not finite.
 void centre(const __nv_bfloat16* vectors, int count, int dim, float scale, const float* mean,
             float* out, float* squares, int* not_finite, cudaStream_t stream);
 
-/// Of an axis: as EvenLevels.
+/// The levels of an axis, as in EvenLevels.
 struct KeyLevels {
   float low, step, per_step, most;
 };
-/// A field of a byte of a code: a slot of the axis; -1: none.
+/// A field of a byte of a key code: the axis, and its bit shift. An axis of -1 means an unused
+/// field.
 struct KeyField {
   short axis, shift;
 };
 
+/// A tile of keys, and the target of its codes.
 struct KeyTile {
-  const float* along;  ///< [axes, stride]: centred keys along each axis
+  const float* along;  ///< [axes, stride]: projections of the centred keys
   std::int64_t stride;
-  int count, axes, bytes;   ///< axes: at most most_coded_axes; bytes: of a code
+  int count, axes, bytes;   ///< axes: at most most_coded_axes; bytes: the size of a code
   const KeyLevels* levels;  ///< [axes]
   const KeyField* fields;   ///< [bytes, 4]
-  float per_scale;          ///< what a scaled length is multiplied by
-  std::uint8_t* codes;      ///< as KeyCoder lays them out, from the tile's first key on
-  float* residuals;         ///< [count]: in, the squares of centred keys
+  float per_scale;          ///< factor of a scaled length
+  std::uint8_t* codes;      ///< in the layout of KeyCoder, from the tile's first key on
+  float* residuals;         ///< [count]: holds squares of the centred keys at first
 };
+/// Writes the codes and the residuals of a tile of keys.
 void encode_keys(const KeyTile& tile, cudaStream_t stream);
 
+/// A tile of values, and the target of its codes.
 struct ValueTile {
-  const float* along;          ///< [axes, stride]
-  std::int64_t stride, first;  ///< first: number of the tile's first value
+  const float* along;          ///< [axes, stride]: projections of the values
+  std::int64_t stride, first;  ///< first: the number of the tile's first value
   int count, axes, lanes;
-  const float2* levels;        ///< [axes]: the lower level, and the distance to the upper one
+  const float2* levels;        ///< [axes]: the lower level, and the distance to the upper level
   const std::uint32_t* seeds;  ///< [axes]: ValueCoder::seed_of_axis
-  std::uint8_t* codes;         ///< as ValueCoder lays them out, from the tile's first value on
+  std::uint8_t* codes;         ///< in the layout of ValueCoder, from the tile's first value on
 };
+/// Writes the codes of a tile of values.
 void encode_values(const ValueTile& tile, cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -1,4 +1,4 @@
-// Codes made on a CUDA device of rows that come by from host memory.
+// Makes codes on a CUDA device from rows in host memory.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace topkv::gpu {
 
 class CudaDevice;
 
-/// The contract of ComputeDevice::code_encoder. The device outlives what is made.
+/// Implements ComputeDevice::code_encoder. The device must outlive the result.
 std::unique_ptr<CodeEncoder> make_code_encoder(CudaDevice& device, std::int64_t dim);
 
 }  // namespace topkv::gpu

@@ -1,5 +1,5 @@
-// Scores relative to a reference, in units of log2 and with the bias of weights (code_stages.h), as
-// a pass over codes wants them.
+// Scores relative to a reference, in units of log2 and with the bias of weights (code_stages.h),
+// for a pass over codes.
 #pragma once
 
 #include <cmath>
@@ -9,11 +9,11 @@
 
 namespace topkv::gpu {
 
-/// The reference is in what sums begin with, so that it costs nothing.
+/// The initial sums contain the reference, so that it costs nothing.
 template <int K, bool capped>
 class RelativeScores {
  public:
-  /// plan: of head lane / 4.
+  /// plan: the plan of head lane / 4.
   __device__ __forceinline__ RelativeScores(const CodeScan& /*scan*/, const QueryPlan& plan,
                                             const std::uint8_t* coefficients, int lane) {
     keys_.load(coefficients, lane);
@@ -23,7 +23,7 @@ class RelativeScores {
     keys_.low = magic_bits + plan.low;
   }
 
-  /// As KeyScores::of.
+  /// The scores of two keys, as KeyScores::of has them.
   template <class Word>
   __device__ __forceinline__ float2 of(const Word& word) const {
     return keys_.of(word);
@@ -41,7 +41,7 @@ class RelativeScores {
   KeyScores<K> keys_;
 };
 
-/// A cap is on scores as they are: the reference is taken off behind it.
+/// A cap bounds the full scores. The reference is subtracted after the cap.
 template <int K>
 class RelativeScores<K, true> {
  public:

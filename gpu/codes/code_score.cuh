@@ -1,5 +1,5 @@
-// Scores of keys from their codes, by integer tensor cores: shared by the sample and by the pass.
-// Layouts of the fragments: PTX ISA, "Matrix Fragments for mma.m16n8k32".
+// Scores of keys from their codes, by integer tensor cores. The sample and the pass share them. The
+// layouts of the fragments are in the PTX ISA, "Matrix Fragments for mma.m16n8k32".
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline constexpr float magic = 12582912.0F;
 inline constexpr int magic_bits = 0x4B400000;
 inline constexpr float log2_of_e = 1.44269504F;
 
-/// Of one query head.
+/// The constants of one query head.
 __device__ __forceinline__ const float* query_of(const CodeScan& scan, int head_step, int g) {
   const int head = head_step % scan.kv_heads;
   return scan.token[head_step / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
@@ -39,13 +39,13 @@ struct SoftCap {
   }
 };
 
-/// A kernel that was launched while the one before it still ran waits for its results here.
+/// Waits for the results of the kernel before this one, which may still run.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// The next kernel may be launched from here on.
+/// Lets the next kernel start.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

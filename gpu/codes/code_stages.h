@@ -1,4 +1,4 @@
-// The stages of a scan over codes (code_scan.h), in their order. Each is asynchronous.
+// The stages of a scan over codes (code_scan.h), in their order. Each stage is asynchronous.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,14 +11,14 @@
 
 namespace topkv::gpu {
 
-inline constexpr int most_sampled = scan_sample_units * 64;  // keys of a head
-inline constexpr int maximum_keys = 32;                      // that a maximum is of
-inline constexpr int most_splits = 256;                      // blocks of a KV head
-inline constexpr float scan_bias_log2 = 8;       // weights are kept times 2^8, as halves
-inline constexpr float scan_threshold_log2 = 6;  // the reference above the threshold
+inline constexpr int most_sampled = scan_sample_units * 64;  // keys of a head in the sample
+inline constexpr int maximum_keys = 32;                      // keys that share a maximum
+inline constexpr int most_splits = 256;                      // thread blocks of a KV head
+inline constexpr float scan_bias_log2 = 8;       // weights are stored times 2^8, in fp16
+inline constexpr float scan_threshold_log2 = 6;  // the reference lies this far above the threshold
 
-/// Launches a kernel that, with scan.early, begins before the one before it ends, and waits for its
-/// results itself where it reads them (wait_for_previous_kernel).
+/// Launches a kernel. With scan.early it begins before the kernel before it ends. The kernel itself
+/// waits for that kernel's results before it reads them (wait_for_previous_kernel).
 template <class... Parameters, class... Arguments>
 void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_bytes,
                   cudaStream_t stream, void (*kernel)(Parameters...),
@@ -36,7 +36,8 @@ void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_byt
   TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, scan, arguments...));
 }
 
-/// Calls use with the number, one of those named, as a constant.
+/// Calls use(std::integral_constant<int, number>()). REQUIRES: number is one of the template
+/// arguments.
 template <int first, int... others, class Use>
 void with_constant(int number, const Use& use) {
   if constexpr (sizeof...(others) > 0) {
@@ -57,15 +58,16 @@ void for_dims(int head_dim, const Use& use) {
   with_constant<few_dims, most_code_dims>(code_dims(head_dim), use);
 }
 
-/// All codes once: found; sums and masses of what is not.
+/// Reads all codes once. Writes the rows found, and the sums and masses of the other rows.
 void pass_codes(const CodeScan& scan, cudaStream_t stream);
 
-/// sums, masses, scores, plans -> estimate, noise.
+/// Reads sums, masses, scores and plans. Writes estimate and noise.
 void estimate_rest(const CodeScan& scan, cudaStream_t stream);
 
-/// Rare rows -> rare. Reads nothing of the scan: it begins where the stages before leave room.
+/// Attends the rare rows, and writes `rare`. It reads no results of the other stages, so that it
+/// runs on processors that these leave free.
 void attend_rare(const CodeScan& scan, cudaStream_t stream);
-/// Once for the current device, before the first.
+/// Prepares attend_rare on the current device. Call it once, before the first scan.
 void allow_attend_rare(int head_dim);
 
 }  // namespace topkv::gpu

@@ -1,4 +1,4 @@
-// Codes of a context, or of a session's own rows, in a CUDA device's memory.
+// Codes of a context, or of a session's own rows, in the memory of a CUDA device.
 #pragma once
 
 #include <algorithm>
@@ -16,30 +16,32 @@ namespace topkv::gpu {
 class CudaDevice;
 class LongWork;
 
-/// After it is made: const members from any thread, scan() by whoever holds the device's lock.
+/// Immutable after construction. Const members are safe from many threads, except scan(), which the
+/// holder of the device's lock calls.
 class CudaCodes final : public DeviceCodes {
  public:
-  /// Whether the kernels know this shape.
+  /// Whether the kernels support this shape.
   static bool supports(const AttentionShape& shape);
-  /// The contract of ComputeDevice::keep_codes. REQUIRES: supports(shape).
+  /// Implements ComputeDevice::keep_codes. REQUIRES: supports(shape).
   CudaCodes(CudaDevice& device, const AttentionShape& shape, std::span<const HeadCodes> heads);
   ~CudaCodes() override;
 
   std::int64_t memory() const override { return memory_.bytes(); }
-  /// What it would be (ComputeDevice::codes_bytes).
+  /// The device memory of such codes, in bytes (ComputeDevice::codes_bytes).
   static std::int64_t bytes(const AttentionShape& shape, std::int64_t tokens,
                             std::int64_t key_bytes, std::int64_t value_bits, std::int64_t rare);
 
-  /// A scan of one layer for no token yet, all but what is wanted of it. All scans share their
-  /// memory: one is to be enqueued whole (list_rows) before the next begins.
+  /// A scan of one layer without tokens. The caller adds the tokens and the number of rows wanted.
+  /// All scans share their memory: enqueue a whole scan with list_rows before the next one.
   CodeScan scan(std::int64_t layer) const;
-  /// Tokens of a scan at most.
+  /// The most tokens of a scan.
   int scan_tokens() const { return scan_tokens_; }
-  /// So many blocks of each head step as keep the device busy with so many tokens.
+  /// The number of thread blocks of each head step that keeps the device busy, in a scan of
+  /// `tokens` tokens.
   int splits(int tokens) const { return std::max(1, splits_ / tokens); }
-  /// Rows of a head.
+  /// The number of rows of a head.
   std::int64_t tokens() const { return tokens_; }
-  /// The rows of one head at these positions.
+  /// The rows of one head at the allowed positions.
   ScanRange range(std::int64_t layer, std::int64_t kv_head, PositionRange allowed) const;
 
  private:

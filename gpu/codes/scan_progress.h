@@ -1,5 +1,5 @@
-// How far the device is with a session's scans: what it writes in page-locked memory on its way,
-// for which threads wait.
+// The progress of a session's scans on the device. The device writes it to page-locked memory, and
+// host threads wait for it there.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,24 +13,25 @@
 
 namespace topkv::gpu {
 
-/// begin and end by one thread. Waits are busy, and safe from many threads; they throw Error when
-/// the device comes to the end of a scan, or stops, without what they wait for.
+/// Threads: one thread calls begin() and end(). The waits spin, and are safe from many threads. A
+/// wait throws Error if the device ends the scan, or stops, without the awaited value.
 class ScanProgress {
  public:
   using Wait = CodeScanner::Wait;
 
-  /// A scan is to be given to the device.
+  /// Call this before a scan is enqueued.
   void begin() { over_ = false; }
-  /// All of it has been given to the stream.
+  /// Call this after the whole scan is enqueued on the stream.
   void end(cudaStream_t stream) { listed_.record(stream); }
 
-  /// As AsyncScan::release_abandoned_waiters.
+  /// Implements AsyncScan::release_abandoned_waiters.
   void release_abandoned_waiters();
 
-  /// Waits until a step's turn is at the place.
+  /// Waits until `place`, in page-locked memory, holds the number of the step.
   void wait_for_turn(int& place, int turn, Wait wait);
 
-  /// As CodeScanner::drain_list, of a list of ScanWorkspace; most: it has room for so many rows.
+  /// Implements CodeScanner::drain_list for a list of ScanWorkspace. most: the capacity of the
+  /// list, in rows.
   void drain_list(int* list, std::int64_t most, Wait wait,
                   const std::function<void(std::int32_t)>& on_row,
                   const std::function<bool()>& while_waiting);
@@ -39,7 +40,7 @@ class ScanProgress {
   template <class Is, class Use>
   int wait_for(int& place, const Is& is, Wait wait, const Use& while_waiting);
 
-  std::atomic<bool> over_ = false;  // the last scan is, or the device: nothing more is written
+  std::atomic<bool> over_ = false;  // the last scan has ended, or the device has stopped
   Event listed_;
 };
 

@@ -1,5 +1,5 @@
-// Where a session has what scans over some codes give it: lists in page-locked memory, partials in
-// the device's.
+// The results of scans over codes for the steps of a session: lists of rows in page-locked host
+// memory, partials in device memory.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,17 @@ namespace topkv::gpu {
 /// Sizes and offsets of a scan workspace, in bytes.
 struct ScanLayout {
   ScanLayout() = default;
-  /// For scans over at most so many rows of a KV head.
+  /// A layout for scans over the codes of at most `most_rows` rows of a KV head.
   ScanLayout(const SessionShape& shape, std::int64_t most_rows);
 
-  /// Of a scan for so many rows of each query head: that a list has room for, and tokens.
+  /// The capacity of a list, in rows, in a scan for `rows` rows of each query head.
   std::int64_t list_rows(std::int64_t rows) const;
+  /// The most tokens of a scan for `rows` rows of each query head.
   std::int64_t scan_tokens(std::int64_t rows) const;
-  /// Likewise, bytes of a token's lists.
+  /// The bytes of a token's lists in a scan for `rows` rows of each query head.
   std::int64_t token_bytes(std::int64_t rows) const;
 
-  std::int64_t lists = 0;  // of a token and KV head
+  std::int64_t lists = 0;  // for each token and KV head
   std::int64_t kv_heads = 0, group = 0, most_rows = 0, max_tokens = 0;
   std::int64_t rare = 0, estimate = 0, noise = 0, device_bytes = 0;
   std::int64_t host_bytes = 0;
@@ -32,29 +33,32 @@ struct ScanLayout {
   bool operator==(const ScanLayout&) const = default;
 };
 
-/// Does not own its memory. One thread gives it to scans, others read lists.
+/// A view of memory that it does not own. One thread adds tokens to scans; other threads read the
+/// lists.
 class ScanWorkspace {
  public:
   static constexpr int not_listed = -1;
 
-  /// Lists are empty. device, host: of the layout's bytes.
+  /// Empties the lists. device, host: memory of layout.device_bytes and layout.host_bytes bytes.
   ScanWorkspace(const SessionShape& shape, const ScanLayout& layout, std::byte* device,
                 std::byte* host);
 
-  /// Has a scan over the codes of a layer find rows for number i of the tokens. allowed: [tokens,
-  /// kv_heads]; queries: of the step, [tokens x q_heads, head_dim]. False, and nothing is changed:
-  /// it has as many as it can, or others want something else.
+  /// Adds token number i of the step to a scan over the codes of a layer. allowed: [tokens,
+  /// kv_heads], the rows that may be found; queries: the queries of the step, float32, [tokens,
+  /// q_heads, head_dim]. Returns false, and changes nothing, if the scan is full or its other
+  /// tokens want something else.
   bool add_token(const CudaCodes& codes, std::int64_t layer, const CodeScanner::Scan& wanted,
                  std::span<const PositionRange> allowed, std::int64_t i, const float* queries,
                  CodeScan& scan) const;
 
-  /// What scans gave for the tokens of a step; tail: they were asked for one.
+  /// The partials of the scans for the tokens of a step. tail: whether the scans estimate the tail.
   GivenScan given(bool tail) const;
 
-  /// Its length, or not_listed, and then its rows.
+  /// The list: its length, or not_listed while the device still adds rows, then the rows.
   int* list(const CodeScanner::List& list) const;
-  /// As scans expect it: nothing is listed that the last one left there.
+  /// Prepares a list for the next scan: removes its length and its rows.
   static void empty(int* list);
+  /// Prepares all lists for the next scan.
   void empty_all() const;
 
  private:

@@ -1,6 +1,6 @@
-// What a session does with scores between scoring and choosing: it leaves out the keys beyond its
-// range, and sums weights. Pointers are to device memory unless a comment says otherwise. The
-// functions allocate nothing and run asynchronously on the stream.
+// Operations on scores between scoring and choosing. They leave out keys beyond a session's range,
+// and sum weights. Pointers are to device memory unless a comment says otherwise. The functions
+// allocate nothing and run asynchronously on the stream.
 #pragma once
 
 #include <cuda_bf16.h>

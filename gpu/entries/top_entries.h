@@ -1,7 +1,7 @@
 // The entries with the best scores. An entry is a row, a page of consecutive rows, or a cluster.
 //
-// Scores are [head_steps, group, count], float32, with count at most most_candidates(). Of equal
-// scores the first wins; a NaN comes last. The chosen entries of a head step ascend. All pointers
+// Scores are [head_steps, group, count], float32, with count at most most_candidates(). The first
+// of equal scores wins; a NaN comes last. The chosen entries of a head step ascend. All pointers
 // are to device memory; the functions allocate nothing and run asynchronously on the stream. They
 // throw Unsupported and InvalidArgument before they launch a kernel.
 #pragma once

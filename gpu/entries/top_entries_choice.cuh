@@ -17,6 +17,7 @@ namespace topkv::gpu {
 /// Whether the current device runs clusters of blocks.
 inline bool choice_has_clusters() { return kernel_architecture() >= 90; }
 
+/// The scores of a launch, and the target of the chosen entries.
 struct ChoiceTask {
   const float* scores;  // [head_steps, group, count]
   int group;
@@ -26,16 +27,16 @@ struct ChoiceTask {
   std::int64_t capacity;
 };
 
-/// exp(score - log). An infinite score has all the weight.
+/// Returns exp(score - log), and 1 if the score equals log. score must not be NaN.
 __device__ __forceinline__ float weight_of_number(float score, float log) {
   return score == log ? 1.0F : __expf(score - log);
 }
-/// 0 of what is not a number.
+/// Returns exp(score - log), and 0 if the score is NaN.
 __device__ __forceinline__ float weight(float score, float log) {
   return isnan(score) ? 0.0F : weight_of_number(score, log);
 }
 
-/// Which of a thread's candidates.
+/// A set of a thread's candidates, a bit each.
 template <int each>
 using Mask = std::conditional_t<(each > 32), unsigned long long, unsigned>;
 
@@ -60,7 +61,7 @@ struct HeadStepChoice {
     return chosen;
   }
 
-  /// The natural log of the sum of exp(score), with a factor for each candidate.
+  /// Returns the natural log of the sum of factor(i) exp(score).
   template <class Factor>
   __device__ float log_sum(const float (&x)[each], float most, const Factor& factor) const {
     if (most == -INFINITY) return most;
@@ -71,7 +72,7 @@ struct HeadStepChoice {
     return most + logf(team.sum(sum));
   }
 
-  /// Writes the numbers of those chosen, ascending.
+  /// Writes the numbers of the chosen candidates, ascending.
   __device__ void write(Mask<each> chosen) const {
     const int mine = each > 32 ? __popcll(chosen) : __popc(static_cast<unsigned>(chosen));
     int all = 0;
@@ -98,7 +99,8 @@ __global__ void __launch_bounds__(team_threads)
   team.leave();
 }
 
-/// As many blocks for a head step as the device has room for, of at least four candidates a thread.
+/// Launches the kernel. A head step gets as many blocks as the device can run at once, with at
+/// least four candidates for each thread.
 template <class Choice>
 void launch_choice(const ChoiceTask& task, const Choice& choice, std::int64_t head_steps,
                    cudaStream_t stream) {

@@ -1,7 +1,7 @@
-// A head step chooses among its scores (top_entries.h): the threads of a block, or of a cluster of
-// blocks where candidates are many. They count the scores in equal parts of their range, and rank
-// those of the part where the choice ends one by one; where these are too many, they go by the
-// scores' bits, the highest 11 first. Only for .cu files.
+// The threads that choose among the scores of a head step (top_entries.h): a block, or a cluster of
+// blocks if there are many candidates. They count the scores in equal parts of their range, and
+// rank the scores of the part in which the choice ends one by one. If that part has too many
+// scores, they count by the bits of the scores, the highest 11 first. Only for .cu files.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -13,19 +13,20 @@
 
 namespace topkv::gpu {
 
-inline constexpr int team_threads = 512;  // of a block
-inline constexpr int team_blocks = 8;     // of a cluster, that every device with clusters grants
-inline constexpr int team_each = 64;      // candidates of a thread
+inline constexpr int team_threads = 512;  // threads of a block
+inline constexpr int team_blocks =
+    8;  // the most blocks of a cluster; every device with clusters can run them
+inline constexpr int team_each = 64;  // candidates of a thread
 
-/// Numbers in the order of scores; what is not a number comes last.
+/// Maps scores to integers in the same order. NaN comes last.
 __device__ __forceinline__ unsigned ordered(float score) {
   if (isnan(score)) return 0;
   const unsigned bits = __float_as_uint(score);
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
 }
 
-/// Where a choice among all candidates ends: those that score more than `score` are in, and of
-/// those that score exactly that the ones before number `end`.
+/// The end of a choice. Candidates that score more than `score` are chosen, and candidates that
+/// score exactly `score` if their number is below `end`.
 struct Limit {
   unsigned score;
   int end;
@@ -40,7 +41,7 @@ struct Candidate {
   int number;
 };
 
-/// What the threads and blocks of a head step tell each other.
+/// The shared memory of a block, which the blocks of a head step read and write.
 struct Exchange {
   static constexpr int warps = team_threads / warp;
   static constexpr int digit_bits = 11;
@@ -66,8 +67,9 @@ struct Range {
   float least, most;
 };
 
-/// A head step's blocks. Candidates among `count` are spread over warps, a row of them for each; of
-/// a thread they are first + 32 i for i below `each`, few enough to be kept in registers.
+/// The blocks of a head step. The `count` candidates are spread over the warps, consecutive ones
+/// for each warp. A thread has the candidates first + 32 i for i < each, and keeps their scores in
+/// registers.
 template <int each>
 class Team {
   static constexpr int threads = team_threads;
@@ -91,7 +93,7 @@ class Team {
   __device__ bool there(int i) const { return number(i) < count_; }
   __device__ bool first_thread() const { return rank_ == 0 && thread_ == 0; }
 
-  /// Sums over all threads of the head step, for each of them.
+  /// Returns the sum over all threads of the head step in every thread.
   __device__ int sum(int x) {
     const auto sum_two = [](int a, int b) { return a + b; };
     return all(x, 0, sum_two, [](Exchange::Word& word) -> int& { return word.number; });
@@ -117,7 +119,7 @@ class Team {
     return {-max(-least), max(most)};
   }
 
-  /// The limit of the `wanted` best. REQUIRES: 0 < wanted <= count.
+  /// Returns the limit of the `wanted` best candidates. REQUIRES: 0 < wanted <= count.
   __device__ Limit limit_of(int wanted, const float (&x)[each], const Range& range) {
     const float rate = static_cast<float>(bins - 1) / (range.most - range.least);
     if (!(rate > 0 && rate < INFINITY)) return limit_by_bits(wanted, x);
@@ -144,7 +146,8 @@ class Team {
     return listed_limit(within, rank);
   }
 
-  /// Where what this warp has begins among what all warps of the head step have. all: their sum.
+  /// Returns the sum of of_lane over all earlier warps of the head step. all: receives the sum over
+  /// all warps.
   __device__ int place(int of_lane, int& all) {
     const int parity = parity_;
     all = sum(of_lane);  // which leaves behind the sums of warps and blocks
@@ -154,7 +157,7 @@ class Team {
     return before;
   }
 
-  /// No block ends while another may read or write its memory.
+  /// Waits for all blocks, because another block may still access this block's memory.
   __device__ void leave() const {
 #if __CUDA_ARCH__ >= 900
     if (size_ > 1) cooperative_groups::this_cluster().sync();
@@ -162,7 +165,7 @@ class Team {
   }
 
  private:
-  /// The same, whatever the scores are.
+  /// Returns the limit of the `wanted` best candidates, for any scores.
   __device__ __noinline__ Limit limit_by_bits(int wanted, const float (&x)[each]) {
     unsigned found = 0;  // the limit's digits so far
     int bits_left = 32;
@@ -198,7 +201,7 @@ class Team {
     return {found, end};
   }
 
-  /// What the first block lists, empty.
+  /// Empties the list of the first block, and returns it.
   __device__ Exchange* begin_list() {
     Exchange* list = &exchange_;
 #if __CUDA_ARCH__ >= 900
@@ -209,7 +212,7 @@ class Team {
     return list;
   }
 
-  /// The limit that leaves in `wanted` of those listed.
+  /// Returns the limit that keeps `wanted` of the listed candidates.
   __device__ Limit listed_limit(int count, int wanted) {
     if (rank_ == 0) {
       for (int i = thread_; i < count; i += threads) {
@@ -245,7 +248,7 @@ class Team {
 
   static __device__ float& real(Exchange::Word& word) { return word.real; }
 
-  /// What `of_two` makes of all threads' numbers.
+  /// Reduces x over all threads with of_two. nothing: the neutral element.
   template <class T, class OfTwo, class Member>
   __device__ T all(T x, T nothing, const OfTwo& of_two, const Member& member) {
     const auto of_warp = [&](T mine) {
@@ -280,8 +283,8 @@ class Team {
     __syncthreads();
   }
 
-  /// Finds the digit of the `wanted`th best among those counted, from the largest on: `digit`, how
-  /// many have a larger one, and how many have it.
+  /// Finds the digit of the `wanted`th best counted score. Writes `digit`, the number of scores
+  /// with a larger digit to `above`, and the number of scores with this digit to `within`.
   __device__ void find_digit(int wanted) {
     static_assert(thread_bins == 4);
     const int four = threads - 1 - thread_;  // the largest digits first

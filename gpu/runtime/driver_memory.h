@@ -1,5 +1,6 @@
-// Memory of a CUDA device as its driver has it, asked of NVML (the library beneath nvidia-smi). It
-// knows what CUDA itself does not tell: what a process's context and its libraries' code take.
+// Memory of a CUDA device as its driver counts it, through NVML, the library of nvidia-smi. NVML
+// also counts the memory of a process's context and of its libraries' code, which CUDA does not
+// report.
 //
 // NVML is loaded at run time, so that topkv starts without it. Safe from many threads.
 #pragma once
@@ -9,14 +10,15 @@
 
 namespace topkv::gpu {
 
+/// The memory that the driver has given out since construction.
 class DriverMemory {
  public:
-  /// Notes what the device's memory is taken by now; makes no CUDA context.
+  /// Records the memory in use on the device. It makes no CUDA context.
   explicit DriverMemory(int device);
 
-  /// Bytes that were taken since construction; none where NVML cannot be asked. The driver counts
-  /// all processes together (it names them by ids that a container cannot tell for its own), so
-  /// others that take or give back memory meanwhile disturb this.
+  /// The bytes taken since construction; empty if NVML is not available. The driver counts all
+  /// processes together, because a container cannot tell its own process from others. Memory that
+  /// other processes take or free meanwhile disturbs the result.
   std::optional<std::int64_t> taken() const;
 
  private:

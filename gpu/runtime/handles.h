@@ -1,6 +1,7 @@
-// Owning handles of CUDA objects, and the one check of CUDA's return values.
+// Owning handles of CUDA objects, and the check of CUDA's return values.
 //
-// Streams and events are passed as CUDA's own types, which do not own. Teardown never throws.
+// Interfaces take streams and events as CUDA's own types, which do not own. Destructors never
+// throw.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +11,7 @@
 
 namespace topkv::gpu {
 
-/// Throws Error naming the call, CUDA's words and the place unless status is success; clears
+/// Throws Error unless status is success, with the call, CUDA's message and the place. Clears
 /// CUDA's sticky error.
 void check(cudaError_t status, const char* call, const char* file, int line);
 
@@ -31,29 +32,30 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// An event. Waiting for one that was never recorded returns at once.
+/// An event. A wait for an event that was never recorded returns at once.
 class Event {
  public:
   enum class Timing : bool { off, on };
   explicit Event(Timing timing = Timing::off);
   ~Event();
   Event(Event&& other) noexcept;
-  Event& operator=(Event&&) = delete;  // events live as long as what they order
+  Event& operator=(Event&&) = delete;  // events live as long as the work that they order
 
   void record(cudaStream_t stream);
-  /// Work given to the stream from now on waits for what was recorded.
+  /// Makes later work of the stream wait for the recorded work.
   void block(cudaStream_t stream) const;
-  /// The calling thread waits.
+  /// Blocks the calling thread until the recorded work is done.
   void synchronize() const;
+  /// Whether the recorded work is done.
   bool done() const;
-  /// Seconds since `start`; both must have been recorded with timing, and be done.
+  /// The seconds since `start`. REQUIRES: both events were recorded with timing, and are done.
   double seconds_since(const Event& start) const;
 
  private:
   cudaEvent_t event_ = nullptr;
 };
 
-/// Page-locked host memory, which copies to and from the device read at full speed.
+/// Page-locked host memory. Copies between it and the device run at full speed.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;

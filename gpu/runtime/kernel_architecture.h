@@ -1,10 +1,11 @@
-// Which of the architectures that kernels were compiled for a device runs.
+// The architecture of the kernels that run on a device.
 #pragma once
 
 namespace topkv::gpu {
 
-/// As __CUDA_ARCH__ / 10 of what runs on the current device: 80 on one of compute capability 9.0,
-/// too, where that was compiled for 8.0 alone. Asks once for each device that a thread turns to.
+/// The value of __CUDA_ARCH__ / 10 in the kernels that run on the current device. It is 80 on a
+/// device of compute capability 9.0 if kernels were compiled for 8.0 only. Each thread asks CUDA
+/// once for each device.
 int kernel_architecture();
 
 }  // namespace topkv::gpu

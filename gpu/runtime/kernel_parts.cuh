@@ -1,5 +1,5 @@
-// What the memory-bound kernels have in common: the size of a launch, elements four at a time where
-// addresses allow it, and sums over a warp. Only for .cu files.
+// Parts of the memory-bound kernels: sizes of launches, loads of four elements where addresses
+// allow it, and sums over a warp. Only for .cu files.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -55,14 +55,14 @@ inline std::int64_t flat_vectors(std::int64_t count, bool aligned) {
   return aligned ? count / 4 : 0;
 }
 
-/// Throws Error when the launch just made has failed.
+/// Throws Error if the last launch has failed.
 inline void check_launch(const char* kernel) {
   check(cudaGetLastError(), kernel, __FILE__, __LINE__);
 }
 
-/// Launches a kernel that begins with await_previous(): where the device can and kernels were
-/// compiled for it (compute capability 9.0 and later) its blocks start while the last ones of the
-/// kernel in front still run.
+/// Launches a kernel that begins with await_previous(). On compute capability 9.0 and later, if
+/// kernels were compiled for it, its blocks start while the last blocks of the kernel before it
+/// run.
 template <class... Parameters, class... Arguments>
 void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 threads, std::size_t shared,
                        cudaStream_t stream, Arguments&&... arguments) {
@@ -79,9 +79,9 @@ void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 threads, s
   TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
-/// Lets the next kernel's blocks start, and waits for all that the kernel in front wrote. Every
-/// thread calls it, before it reads or writes what other kernels do: so that who waits for this
-/// kernel has waited for those in front of it.
+/// Lets the next kernel's blocks start, and waits for all writes of the kernel before this one.
+/// Every thread calls it before it accesses memory that other kernels write. A wait for this kernel
+/// is thus a wait for all kernels before it.
 __device__ __forceinline__ void await_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -91,7 +91,7 @@ __device__ __forceinline__ void await_previous() {
 
 __device__ inline float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
 
-/// The elements of a pair of bf16.
+/// The two elements of a pair of bf16.
 __device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000U); }
 
@@ -111,7 +111,7 @@ __device__ inline void store4(__nv_bfloat16* to, float4 x) {
   *reinterpret_cast<uint2*>(to) = pack4(x);
 }
 
-/// Every lane gets the warp's sum, or its maximum.
+/// Returns the warp's sum or maximum in every lane.
 __device__ inline float warp_sum(float x) {
   for (int step = warp / 2; step > 0; step /= 2) x += __shfl_xor_sync(all_lanes, x, step);
   return x;
@@ -121,8 +121,8 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-/// Every thread of a block of so many gets what `of_warp` makes of all. nothing: what changes none
-/// of it. shared: [threads / warp].
+/// Reduces x over a block of `threads` threads with `of_warp`, and returns the result in every
+/// thread. nothing: the neutral element. shared: [threads / warp].
 template <int threads, class OfWarp>
 __device__ __forceinline__ float of_block(float x, float* shared, float nothing, OfWarp of_warp) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -132,7 +132,7 @@ __device__ __forceinline__ float of_block(float x, float* shared, float nothing,
   __syncthreads();
   return of_warp(thread % warp < threads / warp ? shared[thread % warp] : nothing);
 }
-/// The sum of a block, or its maximum.
+/// Returns the block's sum or maximum in every thread.
 template <int threads>
 __device__ __forceinline__ float block_sum(float x, float* shared) {
   return of_block<threads>(x, shared, 0.0F, [](float mine) { return warp_sum(mine); });

@@ -1,5 +1,5 @@
-// The tensor-core instructions of sm_80 and later that the attention kernel is written with, and
-// the layout in shared memory that they read without bank conflicts. Layouts of the fragments: PTX
+// The tensor-core instructions of sm_80 and later that the attention kernel uses, and a layout in
+// shared memory that they read without bank conflicts. The layouts of the fragments are in the PTX
 // ISA, "Matrix Fragments for mma.m16n8k16".
 #pragma once
 
@@ -13,24 +13,26 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Begins a copy of 16 bytes to shared memory; writes zeros, and reads nothing, unless `valid`.
+/// Begins a copy of 16 bytes to shared memory. If `valid` is false, it writes zeros and reads
+/// nothing.
 __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
                : "memory");
 }
 
-/// Likewise of 4 bytes.
+/// Begins a copy of 4 bytes to shared memory. If `valid` is false, it writes zeros and reads
+/// nothing.
 __device__ __forceinline__ void copy_word_async(std::uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 4 : 0)
                : "memory");
 }
 
-/// Waits for this thread's copies; others see them after the next barrier.
+/// Waits for this thread's copies. Other threads see them after the next barrier.
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/// Ends a group of this thread's copies, and waits until all but the last `left` groups are there.
+/// Ends a group of this thread's copies, and waits for all groups except the last `left`.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -39,8 +41,8 @@ __device__ __forceinline__ void wait_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
-/// Four 8x8 matrices of bf16; lane i gives the address of row i % 8 of matrix i / 8.
-/// Volatile, so that what other threads write between two calls is seen.
+/// Loads four 8x8 matrices of bf16. Lane i has the address of row i % 8 of matrix i / 8. Volatile,
+/// so that a call sees writes of other threads since the last call.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -62,14 +64,14 @@ __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// 2^x to 2 ulp; 0 for -inf.
+/// Returns 2^x to 2 ulp, and 0 for -inf.
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
-/// 1 / x to 1 ulp; 0 for infinity.
+/// Returns 1 / x to 1 ulp, and 0 for infinity.
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -81,8 +83,8 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-/// Keeps the compiler from computing what depends on x ahead of a loop, which would take registers
-/// that the loop needs more.
+/// Keeps the compiler from computing values that depend on x before a loop. They would take
+/// registers that the loop needs.
 template <class T>
 __device__ __forceinline__ T compute_here(T x) {
   asm volatile("" : "+r"(x));
@@ -90,9 +92,9 @@ __device__ __forceinline__ T compute_here(T x) {
 }
 
 /// Rows of head_dim bf16 in shared memory, in chunks of 16 bytes. The same chunk of 8 neighbouring
-/// rows lies in different banks: chunks are exchanged (xor with the row) where the row is a power
-/// of two long, else rows are an odd number of chunks apart.
-/// REQUIRES: the tile begins at a multiple of row_bytes when that is a power of two.
+/// rows lies in different banks. If the length of a row is a power of two, chunks are exchanged
+/// (xor with the row), else rows are an odd number of chunks apart. REQUIRES: if row_bytes is a
+/// power of two, the tile begins at a multiple of it.
 template <int head_dim>
 struct SharedRows {
   static constexpr int chunks = head_dim / 8;
@@ -104,7 +106,7 @@ struct SharedRows {
     return static_cast<std::uint32_t>(row * row_bytes +
                                       (swizzled ? chunk ^ (row & 7) : chunk) * 16);
   }
-  /// From the address of chunk 0 or 1 of a row to that of the chunk 2 * pairs further.
+  /// Moves an address of chunk 0 or 1 of a row by 2 * pairs chunks.
   static __device__ __forceinline__ std::uint32_t advance(std::uint32_t address, int pairs) {
     const auto bytes = static_cast<std::uint32_t>(pairs * 32);
     return swizzled ? address ^ bytes : address + bytes;

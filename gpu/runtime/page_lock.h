@@ -1,5 +1,5 @@
-// Page-locking of host memory that exists: copies to and from it then run at the bus's full speed
-// and beside other work.
+// Page-locks existing host memory. Copies to and from it then run at the bus's full speed, and
+// overlap with other work.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace topkv::gpu {
 
-/// Commits the memory (in parallel, which is what makes this quick) and page-locks it until the
-/// result goes. The memory outlives it. Throws Error when the driver refuses.
+/// Commits the memory, with several threads for speed, and page-locks it until the result is
+/// destroyed. The memory must outlive the result. Throws Error when the driver fails.
 std::shared_ptr<void> page_lock(std::byte* data, std::int64_t bytes);
 
 }  // namespace topkv::gpu

@@ -1,5 +1,5 @@
-// Where the time of a forward pass goes on the device: events between the phases, read when they
-// are done.
+// Measures the phases of a forward pass on the device. It records events between the phases, and
+// reads them when they are done.
 #pragma once
 
 #include <deque>
@@ -11,9 +11,10 @@
 
 namespace topkv::gpu {
 
+/// Implements PhaseClock for one stream.
 class CudaPhaseClock final : public PhaseClock {
  public:
-  /// Times what is given to the stream, which outlives this.
+  /// Measures work on the stream, which must outlive it.
   explicit CudaPhaseClock(cudaStream_t stream) : stream_(stream) {}
 
   void begin(Phase phase) override;
@@ -21,18 +22,18 @@ class CudaPhaseClock final : public PhaseClock {
   PhaseSeconds seconds() override;
 
  private:
-  /// From here on it is this phase; none: not counted.
+  /// The begin of a phase. No phase: the time until the next mark is not counted.
   struct Mark {
     Event event;
     std::optional<Phase> phase;
   };
 
   void mark(std::optional<Phase> phase);
-  /// Adds up the phases whose ends the device has reached.
+  /// Adds the times of phases that the device has finished.
   void collect();
 
   cudaStream_t stream_;
-  std::deque<Mark> marks_;  // in the order of the stream; the last one's phase has not ended
+  std::deque<Mark> marks_;  // in the order of the stream; the phase of the last mark has not ended
   std::vector<Event> unused_;
   PhaseSeconds seconds_{};
 };

@@ -1,7 +1,7 @@
-// Products of the rows of two matrices, of which only a fold is kept: for each row of the one, what
-// its products with all rows of the other come to (the largest, a sum of exponentials). Products
-// stay in registers: where rows are as short as those of heads, it takes longer to write them to
-// memory and to read them than to make them. Only for .cu files.
+// Products of the rows of two matrices that are folded at once. For each row of one matrix, a fold
+// keeps one result of its products with all rows of the other: the largest product, or a sum of
+// exponentials. Products stay in registers, because writing and reading them would take longer than
+// computing them for rows as short as a head. Only for .cu files.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,8 +14,8 @@
 
 namespace topkv::gpu {
 
-/// Matrices of [count, dim] elements, rows 16-byte aligned. Of fold number z of a launch it is that
-/// of number z / sharing.
+/// Matrices of [count, dim] elements, with rows 16-byte aligned. Fold number z of a launch uses
+/// matrix number z / sharing.
 template <class T>
 struct FoldRows {
   const T* data = nullptr;
@@ -34,13 +34,13 @@ inline std::int64_t fold_padded(std::int64_t count) {
   return (count + fold_tile - 1) / fold_tile * fold_tile;
 }
 
-/// What is folded for row i of `kept` and each row j of `passed` is
-/// scale * (kept_i · passed_j) + offset_j.
+/// A fold of scale * (kept_i · passed_j) + offset_j over the rows j of `passed`, for each row i of
+/// `kept`.
 template <class T>
 struct FoldTask {
   FoldRows<T> kept, passed;
   float scale = 1;
-  /// Of each matrix that passes fold_padded(passed.count), -inf behind passed.count.
+  /// [matrices of `passed`, fold_padded(passed.count)], -inf behind passed.count.
   const float* offsets = nullptr;
 };
 
@@ -56,7 +56,8 @@ __device__ __forceinline__ void multiply_tile(float (&c)[4], const std::uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Warps keep their rows in registers; rows that pass come by in shared memory, for all of them.
+/// Warps keep their rows of `kept` in registers. Rows of `passed` come in shared memory, for all
+/// warps.
 template <int dim_>
 struct FoldTiling {
   static constexpr int dim = dim_;
@@ -73,8 +74,8 @@ struct FoldTiling {
   static constexpr int blocks_each = dim > 64 ? 2 : 3;  // of a multiprocessor
 };
 
-/// Fold: begin() sets the state of a thread's row, add() takes eight products of it, columns
-/// `column` + 8 n + e of x[n][e], and finish() what the four threads of a row have.
+/// Fold: begin() sets the state of a thread's row. add() adds products to it; x[n][e] belongs to
+/// column `column` + 8 n + e. finish() combines the states of the four threads of a row.
 template <class T, class Tiling, class Fold>
 __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks_each)
     fold_kernel(const FoldTask<T> task, const Fold fold) {
@@ -197,8 +198,8 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks_each)
   }
 }
 
-/// So many folds, all in one launch. Where the rows kept end within a block, finish() is called for
-/// rows behind them, too.
+/// Runs several folds in one launch. If the rows of `kept` end within a block, finish() is called
+/// for the rows behind them too.
 template <int dim, class T, class Fold>
 void launch_fold(const FoldTask<T>& task, int folds, const Fold& fold, cudaStream_t stream) {
   using Tiling = FoldTiling<dim>;

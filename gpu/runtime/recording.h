@@ -1,4 +1,4 @@
-// A CUDA graph of work on one stream, to be launched again and again.
+// A CUDA graph of work on one stream, which is launched many times.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,6 +9,7 @@
 
 namespace topkv::gpu {
 
+/// Implements Recording.
 class CudaRecording final : public Recording {
  public:
   CudaRecording() = default;
@@ -16,8 +17,8 @@ class CudaRecording final : public Recording {
   CudaRecording(const CudaRecording&) = delete;  // owns a graph
   CudaRecording& operator=(const CudaRecording&) = delete;
 
-  /// The first call does the work as it is (libraries load their code then), the second records it,
-  /// and from then on it is launched as one. Throws Error.
+  /// Runs the work. The first call runs it directly, because libraries load their code then. The
+  /// second call records it, and later calls launch the graph. Throws Error.
   void run(cudaStream_t stream, const std::function<void()>& work);
 
  private:

@@ -1,4 +1,4 @@
-// Things that their users own together, so that who comes next finds what is there.
+// Objects that their users share. A new user finds an existing object.
 #pragma once
 
 #include <memory>
@@ -6,11 +6,13 @@
 
 namespace topkv::gpu {
 
-/// Does not own them: each goes with its last user. Threads: one at a time, while users may go.
+/// Holds weak pointers: an object lives as long as its users. Threads: one at a time; users may
+/// drop their pointers meanwhile.
 template <class T>
 class SharedList {
  public:
-  /// One that suits(it), or else make(), a shared_ptr, which may throw.
+  /// Returns an existing object for which suits(object) is true, or else make(). make returns a
+  /// shared_ptr, and may throw.
   template <class Suits, class Make>
   std::shared_ptr<T> get(const Suits& suits, const Make& make) {
     std::erase_if(all_, [](const std::weak_ptr<T>& one) { return one.expired(); });

@@ -1,7 +1,7 @@
-// The way of host data to the device: through a ring of pieces of page-locked memory, so that it
-// copies at full speed from any memory, and that memory may be changed as soon as a call returns.
+// Copies host data to the device through a ring of pieces of page-locked memory. Copies run at full
+// speed from any memory, and the caller may change its memory when a call returns.
 //
-// One thread at a time. Waits only when every piece of the ring is still being copied.
+// Threads: one at a time. A call waits only if all pieces of the ring are still being copied.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,14 @@
 
 namespace topkv::gpu {
 
+/// A ring of pieces, for one stream.
 class Staging {
  public:
-  /// stream: what the copies are ordered on; outlives this.
+  /// stream: the stream of the copies, which must outlive it.
   explicit Staging(cudaStream_t stream);
 
-  /// Copies `bytes` bytes to `device`, piece by piece: fill(to, first, count) writes bytes
-  /// [first, first + count) of them to host memory; first is a multiple of 16.
+  /// Copies `bytes` bytes to `device`, piece by piece. fill(to, first, count) writes bytes [first,
+  /// first + count) of the data to host memory; first is a multiple of 16.
   template <class Fill>
   void send(std::int64_t bytes, std::byte* device, const Fill& fill) {
     for (std::int64_t first = 0; first < bytes; first += piece_bytes) {
@@ -34,9 +35,9 @@ class Staging {
   static constexpr std::int64_t piece_bytes = std::int64_t{4} << 20;
   static constexpr std::int64_t pieces = 16;
 
-  /// The piece to be filled, which no copy reads any more.
+  /// The next piece, once no copy reads it.
   std::byte* next() const;
-  /// Begins the copy of that piece and goes on to the one after it.
+  /// Begins the copy of the current piece, and moves to the next one.
   void begin_copy(std::int64_t bytes, std::byte* device);
 
   cudaStream_t stream_;

@@ -1,6 +1,6 @@
-// The rows of a context that its sessions have in device memory: the last ones, as far back as
-// windows of later tokens reach, and the sinks. One copy for all sessions of a device whose windows
-// are alike.
+// The rows of a context that its sessions hold in device memory: the sinks, and the last rows, as
+// far back as the windows of later tokens reach. Sessions of one device with equal windows share
+// one copy.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,30 +19,31 @@ namespace topkv::gpu {
 
 class CudaDevice;
 
-/// Begins to copy rows in host memory to device memory; of rows in blocks, what they stand for,
-/// which waits for it.
+/// Copies rows from host memory to device memory. Rows in blocks are unpacked to bf16, and the call
+/// waits for their copy. Other copies are asynchronous.
 void copy_as_bf16(const KeyView& from, __nv_bfloat16* to, cudaStream_t stream);
 
-/// Never changes. Sessions own it together (CudaDevice::context_window); it keeps the context's
-/// rows. Safe from many threads.
+/// Immutable. Its sessions own it together (CudaDevice::context_window), and it keeps the context's
+/// rows alive. Safe from many threads.
 class ContextWindow {
  public:
-  /// Copies the rows, on the device's compute stream, and waits for it; the caller holds the
-  /// device's lock. Rows in blocks become what they stand for. Throws OutOfMemory, and Error where
-  /// copying fails.
+  /// Copies the rows on the device's compute stream, and waits for the copies. Rows in blocks are
+  /// unpacked to bf16. The caller holds the device's lock. Throws OutOfMemory, and Error when a
+  /// copy fails.
   ContextWindow(CudaDevice& device, const SessionShape& shape);
 
-  /// Device memory of such rows.
+  /// The device memory of the rows, in bytes.
   static std::int64_t bytes(const SessionShape& shape);
 
-  /// Whether a session of this shape has these rows.
+  /// Whether a session of this shape needs exactly these rows.
   bool suits(const SessionShape& shape) const;
 
-  /// Of a layer: keys and values of LayerWindow::context_rows, [kv_heads, 2, rows, head_dim].
+  /// The keys and values of LayerWindow::context_rows of a layer, [kv_heads, 2, rows, head_dim].
   const __nv_bfloat16* rows(std::int64_t layer) const { return at(place(layer).rows); }
-  /// Likewise of the context's sinks.
+  /// The keys and values of the context's sinks of a layer, [kv_heads, 2, context_sinks, head_dim].
   const __nv_bfloat16* sinks(std::int64_t layer) const { return at(place(layer).sinks); }
-  /// What a layer's keys are stored with, from RoPE position 0 on; nothing but in q8 and q4.
+  /// The channels and the bias of a layer's stored keys, from RoPE position 0 on. Empty unless rows
+  /// are stored in q8 or q4.
   StoredKeys stored_keys(std::int64_t layer) const;
 
  private:

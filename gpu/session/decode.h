@@ -1,4 +1,5 @@
-// The way of a session's decode step on CUDA: scans, what is resident, and the merge of partials.
+// The decode step of a session on CUDA: scans over codes, attention over the resident rows, and the
+// merge of partials.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,9 @@ namespace topkv::gpu {
 
 class CudaDevice;
 
-/// The contracts of ComputeDevice::decode_backend and decode_backend_bytes. The device
-/// outlives what is made.
+/// Implements ComputeDevice::decode_backend. The device must outlive the result.
 DecodeBackend make_decode_backend(CudaDevice& device, const SessionShape& shape);
+/// Implements ComputeDevice::decode_backend_bytes.
 std::int64_t decode_backend_bytes(const SessionShape& shape);
 
 }  // namespace topkv::gpu

@@ -1,5 +1,5 @@
-// The rows that a session's step attends in any case, which stay in device memory: the context's,
-// which its sessions have together, and the session's own.
+// The rows that a step of a session always attends. They stay in device memory: the rows of the
+// context, which its sessions share, and the rows of the session itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,49 +22,50 @@ namespace topkv::gpu {
 
 class CudaDevice;
 
-/// Memory for own rows is taken as tokens come, twice as much each time, until there is room for
-/// LayerWindow::slots rows. From then on a row lies at its number modulo these, so that new rows
-/// take the places of those that no later token's window reaches.
-/// What it gives to a stream is asynchronous. Threads: one at a time.
+/// Memory for own rows grows with the tokens, and doubles each time, up to LayerWindow::slots rows.
+/// From then on row number i lies in slot i modulo slots. New rows thus replace rows that no later
+/// token's window reaches. Work on a stream is asynchronous. Threads: one at a time.
 class ResidentRows {
  public:
-  /// The device outlives it; so does `memory`, fixed_bytes(shape) of its memory.
+  /// memory: fixed_bytes(shape) bytes of device memory. The device and `memory` must outlive it.
   ResidentRows(CudaDevice& device, const SessionShape& shape,
                std::shared_ptr<const ContextWindow> context, std::byte* memory);
 
-  /// Device memory of what does not grow: the sinks that the context lacks.
+  /// The device memory that does not grow, in bytes: the sinks that the context does not have.
   static std::int64_t fixed_bytes(const SessionShape& shape);
-  /// Of own rows: the most there is while more is taken.
+  /// The most device memory of own rows, in bytes. It counts the old and the new memory while it
+  /// grows.
   static std::int64_t most_bytes(const SessionShape& shape);
 
   bool dense(std::int64_t layer) const { return of(layer).dense; }
-  /// What a layer's keys are stored with, from RoPE position 0 on.
+  /// The channels and the bias of a layer's stored keys, from RoPE position 0 on.
   StoredKeys stored_keys(std::int64_t layer) const { return context_->stored_keys(layer); }
-  /// Where the window of a step begins whose first token is at position `first`: attend() attends
-  /// all rows from there on.
+  /// The first position of the window of a step whose first token is at position `first`. attend()
+  /// attends all rows from there on.
   std::int64_t window_begin(std::int64_t layer, std::int64_t first) const;
 
-  /// Room for the session's own rows up to position `end`, of all layers; `stream`: where those are
-  /// used that are there, up to position `begin`. Throws OutOfMemory, and Error where copying
-  /// fails: all is as it was.
+  /// Makes room for the session's own rows up to position `end`, in all layers. stream: the stream
+  /// that uses the existing rows, which end at position `begin`. Throws OutOfMemory, and Error when
+  /// a copy fails. Nothing has changed then.
   void reserve(std::int64_t begin, std::int64_t end, cudaStream_t stream);
 
-  /// Copies what is to stay of a layer's own rows (one span per KV head). REQUIRES: room for them.
+  /// Copies the own rows of a layer that must stay. rows: one span for each KV head. REQUIRES:
+  /// reserve() has made room for them.
   void load(std::int64_t layer, std::span<const RowSpan> rows, cudaStream_t stream) const;
 
-  /// Keeps new rows, [tokens, kv_heads, head_dim] in device memory, from position `first` on.
-  /// REQUIRES: room for them.
+  /// Adds new rows from position `first` on. k, v: [tokens, kv_heads, head_dim], float32, in device
+  /// memory. REQUIRES: reserve() has made room for them.
   void add(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
            std::int64_t first, cudaStream_t stream) const;
 
-  /// Writes what the rows of the positions `sees` give to `partial`; the last `added` of all begin
-  /// where queries do.
+  /// Writes the partial of the rows at the positions `sees`. The last `added` rows begin at the
+  /// first query's position.
   void attend(std::int64_t layer, std::int64_t added, const AttentionQueries& queries,
               const PositionRange& sees, const DevicePartial& partial, cudaStream_t stream) const;
 
  private:
-  /// Own ones of a layer, [kv_heads, 2, rows, head_dim]: keys, then values. Row i lies in slot
-  /// i % slots, of which there is room for `rows`.
+  /// Own rows of a layer, [kv_heads, 2, rows, head_dim]: keys, then values. Row i lies in slot i %
+  /// slots. `rows` slots have memory.
   struct Block {
     __nv_bfloat16* keys;
     std::int64_t rows;
@@ -89,11 +90,11 @@ class ResidentRows {
   std::int64_t own_first_;  // the position of the first own row
   std::vector<LayerWindow> layers_;
   std::shared_ptr<const ContextWindow> context_;
-  std::byte* memory_;                   // what kernels name in it that is not finite; own sinks
+  std::byte* memory_;                   // the flag of nonfinite elements; own sinks
   std::vector<std::int64_t> sinks_at_;  // per layer, bytes
-  std::int64_t most_slots_;             // of a layer
-  std::int64_t capacity_ = 0;           // rows; of a layer with fewer slots, as many as it has
-  std::vector<std::int64_t> rows_at_;   // per layer, bytes; of:
+  std::int64_t most_slots_;             // slots of the largest layer
+  std::int64_t capacity_ = 0;           // rows; at most the slots of each layer
+  std::vector<std::int64_t> rows_at_;   // per layer, bytes in rows_
   Buffer rows_;
 };
 

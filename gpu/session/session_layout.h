@@ -1,5 +1,5 @@
-// What a session has in device memory, and where a step has what it works on: in device memory, and
-// in page-locked memory.
+// Sizes and offsets of the memory of a session and of its steps, in device memory and in
+// page-locked host memory.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,25 @@
 
 namespace topkv::gpu {
 
-/// What of a layer's rows stays in device memory: of the context's, for all its sessions together
-/// (context_window.h), and of a session's own (resident_rows.h).
+/// The rows of a layer that stay in device memory. All sessions of a context share the context's
+/// rows (context_window.h). A session's own rows are its own (resident_rows.h).
 struct LayerWindow {
-  std::int64_t window = 0;          // rows before a token that it attends, itself included
+  std::int64_t window = 0;          // rows that a token attends before it, itself included
   std::int64_t sinks = 0;           // rows
-  bool dense = false;               // attends every row
+  bool dense = false;               // a token attends every row
   PositionRange context_rows = {};  // as far back as windows of later tokens reach
   std::int64_t context_sinks = 0;   // rows
-  std::int64_t slots = 0;           // own rows at most: a ring of so many
+  std::int64_t slots = 0;           // the most own rows; they form a ring
 
-  /// Rows of sinks that the context has not.
+  /// The number of sinks that the context does not have.
   std::int64_t own_sinks() const { return sinks - context_sinks; }
 };
 
-/// Of each layer.
+/// Returns one LayerWindow for each layer.
 std::vector<LayerWindow> layer_windows(const SessionShape& shape);
 
-/// Where a step of up to so many tokens has what it works on. Offsets in bytes.
+/// The offsets, in bytes, of the workspace of a step. The constructor takes the most tokens that a
+/// step in it can have.
 struct StepLayout {
   StepLayout(const SessionShape& shape, std::int64_t tokens);
 

@@ -1,11 +1,10 @@
-// Where steps have what they work on, in device memory and in page-locked memory, with the streams'
-// events that order it. A session has such room from the begin of a step to its end; between steps
-// it has none, so that there are as many as steps at a time, not as sessions.
+// The workspaces of decode steps, in device memory and in page-locked host memory, with the events
+// that order the streams. A session holds a workspace from the begin of a step to its end, and none
+// between steps. A device therefore has a workspace for each concurrent step, not for each session.
 //
-// Room goes from one step to the next in the order of the device's compute stream: the device comes
-// to what a step writes there when it is done with the step before, whose session that ever was,
-// and a host thread writes there what its step is to have only when it has waited for that step's
-// queries.
+// A workspace passes from one step to the next in the order of the device's compute stream. The
+// device writes for a step only after it has finished the step before, of whatever session. A host
+// thread writes for a step only after it has waited for that step's queries.
 #pragma once
 
 #include <array>
@@ -25,16 +24,18 @@ namespace topkv::gpu {
 
 class CudaDevice;
 
-/// Its holder works with it, one step at a time.
+/// The workspace of one step at a time, and its streams and events. It belongs to the session that
+/// holds it.
 struct StepWorkspace {
-  /// shape, layout: outlive it. Throws OutOfMemory, and Error where CUDA fails.
+  /// shape and layout must outlive it. Throws OutOfMemory, and Error when a CUDA call fails.
   StepWorkspace(CudaDevice& device, const SessionShape& shape, const StepLayout& layout);
-  /// Waits for the device.
+  /// Waits for the work on the device.
   ~StepWorkspace();
-  StepWorkspace(const StepWorkspace&) = delete;  // others know where it lies
+  StepWorkspace(const StepWorkspace&) = delete;  // other objects hold its address
   StepWorkspace& operator=(const StepWorkspace&) = delete;
 
-  /// Tells a step that begins from those before it, in host_begun and the like: never 0.
+  /// Returns the number of the step that begins, which differs from the numbers of earlier steps.
+  /// host_begun, host_taken and host_ready receive it. It is never 0.
   int next_turn();
 
   template <class T>
@@ -50,44 +51,49 @@ struct StepWorkspace {
   const Stream& compute;  // the device's
   Buffer memory;
   PinnedBuffer host_memory;
-  ScanWorkspace scan;  // of scans over the context's codes
-  int turn = 0;        // of the last step
-  Stream beside;       // for the exact part of a step that scans
+  ScanWorkspace scan;  // for scans over the context's codes
+  int turn = 0;        // the number of the last step
+  Stream beside;       // runs the exact part of a step that scans
   Event begun, exact_done, on_host, choice_made;
-  Event staged;       // the last partial has left its place in host memory
-  Event handed_over;  // tensors by the caller's stream, results to it
+  Event staged;       // the device has read the last partial from host memory
+  Event handed_over;  // orders tensors of the caller's stream, and results for it
 };
 
-/// The rooms of a device's sessions that are alike, which own this together
-/// (CudaDevice::step_workspaces): of two sizes, for one token and for as many as a step has at
-/// most. Safe from many threads, but for tiles().
+/// The workspaces of sessions of one shape, which own it together (CudaDevice::step_workspaces). It
+/// has two sizes: for one token, and for the most tokens of a step. Safe from many threads, except
+/// tiles().
 class StepWorkspaces {
  public:
-  /// Has one of each, and tiles, so that the steps of one session find room. Throws as
-  /// StepWorkspace does. The device outlives it.
+  /// Makes one workspace of each size, and the tiles, so that the steps of one session need no
+  /// more. The device must outlive it. Throws OutOfMemory, and Error when a CUDA call fails.
   StepWorkspaces(CudaDevice& device, const SessionShape& shape);
 
-  /// Device memory of what it has then: the most that one session's steps take.
+  /// The device memory that the constructor allocates, in bytes. The steps of one session need no
+  /// more.
   static std::int64_t bytes(const SessionShape& shape);
 
-  /// Whether a session of this shape works in such rooms.
+  /// Whether a session of this shape can use these workspaces.
   bool suits(const SessionShape& shape) const;
 
-  /// Sessions that are there: no more rooms of a size are kept than these.
+  /// Counts a session. At most as many free workspaces of a size are kept as there are sessions.
   void enter();
+  /// Ends a session that enter() counted, and frees the workspaces beyond the limit.
   void leave() noexcept;
 
-  /// For a step of so many tokens. Throws as StepWorkspace does.
+  /// Returns a workspace for a step of `tokens` tokens. Throws OutOfMemory, and Error when a CUDA
+  /// call fails.
   std::unique_ptr<StepWorkspace> take(std::int64_t tokens);
-  /// What was begun there has come to compute_stream, and lists are empty.
+  /// Returns a workspace for later steps. REQUIRES: all work that was begun there is ordered before
+  /// compute_stream, and its lists are empty.
   void give_back(std::unique_ptr<StepWorkspace> workspace) noexcept;
-  /// Instead, where nobody knows what is still to come.
+  /// Destroys a workspace instead of giving it back, for a step whose work on the device is
+  /// unknown.
   void lose(std::unique_ptr<StepWorkspace> workspace) noexcept;
 
-  /// The layout for the most tokens.
+  /// The layout for the most tokens of a step.
   const StepLayout& layout() const { return layouts_.back(); }
-  /// Through which rows of dense layers go; null: no layer is dense. For who holds the device's
-  /// lock.
+  /// The tiles through which rows of dense layers stream. Null if no layer is dense. The caller
+  /// holds the device's lock.
   RowStream* tiles() const { return tiles_.get(); }
 
  private:
@@ -100,7 +106,7 @@ class StepWorkspaces {
   std::unique_ptr<StepWorkspace> one_too_many() noexcept;
 
   CudaDevice& device_;
-  const SessionShape shape_;  // without what is the context's
+  const SessionShape shape_;  // without the context
   const std::array<StepLayout, 2> layouts_;
   const std::int64_t tile_bytes_;
   Buffer tile_memory_;
