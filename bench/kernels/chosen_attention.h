@@ -1,5 +1,5 @@
-// Attention over chosen rows in device memory. entry_scores.h has the rules for shapes, memory and
-// errors.
+// Attention over chosen rows in device memory. gpu/entries/entry_scores.h states the rules for
+// memory and errors.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,18 +12,18 @@
 
 namespace topkv::gpu {
 
-/// What blocks of attend_chosen leave for each other.
+/// The workspace of attend_chosen, through which its blocks exchange partials.
 struct ChosenWorkspace {
-  int* arrived = nullptr;     ///< [head_steps]: 0 before the first use, and after each
-  float* partials = nullptr;  ///< chosen_workspace_bytes
+  int* arrived = nullptr;     ///< [head_steps]: zeros before and after each use
+  float* partials = nullptr;  ///< chosen_workspace_bytes bytes
 };
-/// For the current device.
+/// The bytes of ChosenWorkspace::partials on the current device.
 std::int64_t chosen_workspace_bytes(std::int64_t head_dim);
 
-/// The partial of all heads of each group over the rows of its head step's entries, pages of `page`
-/// rows (a power of two; above 1: entries ascend). rows.count: of every head step, where the last
-/// page ends; in one place. Rows are spread over the device by their number, whichever head steps
-/// have them.
+/// Writes the partial of all heads of each group over the rows of the chosen entries. An entry is a
+/// page of `page` rows, a power of two. REQUIRES: entries ascend if page > 1. rows.count: the end
+/// of the last page of every head step; the rows lie in one block. Rows are spread over the device
+/// by their number, not by head step.
 void attend_chosen(const HeadStepQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
                    const ChosenWorkspace& workspace, cudaStream_t stream);

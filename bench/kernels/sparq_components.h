@@ -1,5 +1,6 @@
 // SparQ (index/methods/sparq_index.h) over rows in device memory: a copy of the keys, components
-// first, and the mean value for the rows that are not attended.
+// first, and the mean value for rows that are not attended. gpu/entries/entry_scores.h states the
+// rules for memory and errors.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,14 +13,14 @@
 
 namespace topkv::gpu {
 
-/// SparQ's second copy of keys, components first: [head_steps, head_dim, slots], of rows from
-/// number `first` on. keys: [head_steps, slots, head_dim]. REQUIRES: slots is a multiple of 8.
+/// Copies keys, [head_steps, slots, head_dim], to components, [head_steps, head_dim, slots], from
+/// row number `first` to `rows`. REQUIRES: slots is a multiple of 8.
 void spread_components(const __nv_bfloat16* keys, std::int64_t head_steps, std::int64_t slots,
                        std::int64_t head_dim, std::int64_t first, std::int64_t rows,
                        __nv_bfloat16* components, cudaStream_t stream);
 
-/// SparQ's mean value reallocation: out = share out + (1 - share) mean. means: [head_steps,
-/// head_dim].
+/// SparQ's mean value reallocation: out = share out + (1 - share) mean. shares: [head_steps,
+/// group]; means: [head_steps, head_dim].
 void reallocate_mean(const HeadStepQueries& queries, const float* shares, const float* means,
                      const DevicePartial& partial, cudaStream_t stream);
 

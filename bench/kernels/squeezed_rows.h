@@ -1,5 +1,5 @@
-// Rows that a question's heads chose, in pieces next to each other, and partials of pieces
-// (SqueezedAttention). All on the device, asynchronous, on the stream.
+// The rows that the heads of a question chose, copied in pieces, and the partials of the pieces
+// (SqueezedAttention). Pointers are to device memory. All functions are asynchronous on the stream.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,30 +13,32 @@
 
 namespace topkv::gpu {
 
-/// Pieces are numbered head step by head step. Slot i of `slots` has piece `begin` + i.
+/// A view of pieces. They are numbered head step by head step. Slot i of `slots` holds piece
+/// `begin` + i.
 struct SqueezedPieces {
-  int rows = 0;  ///< of a piece
+  int rows = 0;  ///< rows of a piece
   int slots = 0;
   int begin = 0;
-  int* first = nullptr;              ///< [head_steps + 1]: of a head step's pieces
+  int* first = nullptr;              ///< [head_steps + 1]: the first piece of each head step
   __nv_bfloat16* keys = nullptr;     ///< [slots, rows, head_dim]
-  __nv_bfloat16* values = nullptr;   ///< likewise
+  __nv_bfloat16* values = nullptr;   ///< [slots, rows, head_dim]
   __nv_bfloat16* queries = nullptr;  ///< [slots, tokens, group, head_dim]
-  int* tokens_of = nullptr;          ///< [slots]: 0 where there is no piece
-  int* rows_of = nullptr;            ///< likewise
-  CudnnPartial partial;              ///< out as queries; lse: [slots, group, tokens]
+  int* tokens_of = nullptr;          ///< [slots]: 0 in a slot without a piece
+  int* rows_of = nullptr;            ///< [slots]: 0 in a slot without a piece
+  CudnnPartial partial;              ///< out: as queries; lse: [slots, group, tokens]
 };
 
-/// Writes `first`.
+/// Writes pieces.first.
 void number_pieces(const int* counts, std::int64_t head_steps, const SqueezedPieces& pieces,
                    cudaStream_t stream);
 
-/// Writes keys and values, zeros behind them up to a multiple of 256, queries and both lengths.
+/// Copies keys, values and queries to the pieces, pads the rows with zeros to a multiple of 256,
+/// and writes the lengths.
 void pack_pieces(const SqueezedQueries& queries, const DeviceRows& rows,
                  const ChosenEntries& chosen, const SqueezedPieces& pieces, cudaStream_t stream);
 
-/// Merges pieces' partials into those of their heads. Overwrite: in the place of what is there, the
-/// empty partial of heads that have none.
+/// Merges the partials of the pieces into the partials of their heads. With Into::overwrite, the
+/// old partials do not count; a head without pieces gets the empty partial.
 void merge_pieces(const SqueezedQueries& queries, const SqueezedPieces& pieces,
                   const DevicePartial& partial, Into into, cudaStream_t stream);
 
