@@ -117,6 +117,23 @@ void bind_context(py::module_& module) {
           "device: a topkv.Device or its name. It makes codes of rows that a CUDA device "
           "prefilled, and clusters keys (squeezed, retroinfer). Without it the host's threads do.")
       .def(
+          "ready_for",
+          [](const ContextPtr& self, const std::string& index, const std::string& tail,
+             const py::object& progress, const py::object& device) {
+            const ProgressFn report = progress_of(progress);
+            const Device where = device_of(device);
+            const py::gil_scoped_release release;
+            return unconst(self->ready_for({.index = index, .tail = tail}, report, where));
+          },
+          py::arg("index") = "exact", py::arg("tail") = "", py::arg("progress") = py::none(),
+          py::arg("device") = py::none(),
+          "Returns a context over these rows that sessions with this index and tail can open: it "
+          "builds what this context lacks. Returns this context itself when it lacks nothing.\n\n"
+          "index, tail: as for Session. The tails \"\" and \"none\" need nothing to be built.\n\n"
+          "progress, device: as for with_index. The stage of a Progress is \"index\", then "
+          "\"tail\".\n\n"
+          "Raises InvalidArgument for an invalid index or tail before anything is built.")
+      .def(
           "save", &save, py::arg("path"), py::kw_only(), py::arg("model") = "",
           py::arg("made_with") = "", py::arg("length") = 0, py::arg("tokens") = py::none(),
           py::arg("text_left") = "", py::arg("chat") = false, py::arg("system") = "",

@@ -102,6 +102,9 @@ void bind_session(py::module_& module) {
   py::class_<SessionStats>(module, "SessionStats",
                            "Counts and times of a session, summed over its life.")
       .def_readonly("steps", &SessionStats::steps, "(token, layer) pairs attended.")
+      .def_readonly("retrieving_steps", &SessionStats::retrieving_steps,
+                    "The part of steps in layers that retrieve rows: layers with full attention, "
+                    "without the first dense_layers.")
       .def_readonly("rows_retrieved", &SessionStats::rows_retrieved,
                     "Rows attended beyond window and sinks, over query heads.")
       .def_readonly(
@@ -131,6 +134,13 @@ void bind_session(py::module_& module) {
                               static_cast<double>(stats.exact_rows));
           },
           "exact_rows_found / exact_rows; None if it is not measured.")
+      .def("rows_per_head", &SessionStats::rows_per_head, py::arg("q_heads"),
+           "Returns the mean rows_retrieved of a (token, layer, query head) triple, over all "
+           "layers; dense and sliding layers count with 0 rows. 0 before the first step.")
+      .def(
+          "rows_per_retrieving_head", &SessionStats::rows_per_retrieving_head, py::arg("q_heads"),
+          "Returns the mean rows_retrieved of a (token, layer, query head) triple, over the layers "
+          "that retrieve; 0 when no layer does.")
       .def("__repr__", [](const SessionStats& stats) {
         const auto share = static_cast<double>(stats.exact_rows_found) /
                            static_cast<double>(std::max<std::int64_t>(1, stats.exact_rows));

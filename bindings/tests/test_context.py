@@ -152,6 +152,7 @@ def test_a_small_k_attends_sinks_window_and_the_best_rows_alone(random):
     stats = session.stats()
     assert stats.steps == LAYERS
     assert stats.rows_retrieved == LAYERS * Q_HEADS * k
+    assert stats.rows_per_head(Q_HEADS) == stats.rows_per_retrieving_head(Q_HEADS) == k
     assert stats.recall is None
     times = session.step_times()
     assert len(times) == LAYERS
@@ -225,6 +226,8 @@ def test_options_that_change_what_is_attended_have_effect(random):
     dense = topkv.Session(context, k=1, window=1, sinks=0, dense_layers=LAYERS)
     check(steps.run(dense, 100, 101), steps.dense(100, 101)[0])
     assert dense.stats().rows_retrieved == 0
+    assert dense.stats().retrieving_steps == 0 < dense.stats().steps
+    assert dense.stats().rows_per_head(Q_HEADS) == dense.stats().rows_per_retrieving_head(Q_HEADS) == 0
     measured = topkv.Session(context, k=4, window=6, measure_recall=True)
     steps.run(measured, 100, 101)
     assert measured.stats().recall == 1.0
@@ -381,6 +384,26 @@ def test_an_index_is_found_however_its_spec_is_spelled(random):
     assert not context.has_index("hnsw:M=8")
     with pytest.raises(topkv.InvalidArgument, match="unknown option"):
         context.has_index("hnsw:m=8")
+
+
+def test_a_context_is_made_ready_for_an_index_and_a_tail(random):
+    context = Steps(random, 100).context(100)
+    for tail in ("", "none"):
+        assert context.ready_for("exact", tail) is context
+    stages = []
+    ready = context.ready_for(
+        index="hnsw:M=8", tail="mean", progress=lambda p: stages.append(p.stage), device="cpu"
+    )
+    assert context.indices() == ["exact"]
+    assert ready.indices() == ["exact", "hnsw:M=8,efc=100,ef=0", "mean"]
+    assert set(stages) == {"index", "tail"}
+    assert ready.ready_for("hnsw:efc=100,M=8", "mean") is ready
+    assert topkv.Session(ready, index="hnsw:M=8", tail="mean").tail == "mean"
+    stages.clear()
+    for index, tail in (("nonsense", "mean"), ("hnsw:M=4", "nonsense"), ("hnsw:M=4", "hnsw:M=8"), ("mean", "")):
+        with pytest.raises(topkv.InvalidArgument):
+            context.ready_for(index, tail, progress=lambda p: stages.append(p.stage))
+    assert not stages and context.indices() == ["exact"]
 
 
 def test_views_of_rows_are_read_only_and_keep_the_context_alive(random):

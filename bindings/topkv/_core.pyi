@@ -302,6 +302,20 @@ class Context:
 
         device: a device that prefilled the rows makes codes of them."""
 
+    def ready_for(
+        self,
+        index: str = "exact",
+        tail: str = "",
+        progress: Callable[[Progress], object] | None = None,
+        device: Device | str | None = None,
+    ) -> Context:
+        """Returns a context over these rows that sessions with this index and tail can open: it builds
+        what this context lacks. Returns this context itself when it lacks nothing.
+
+        index, tail: as for Session. The tails "" and "none" need nothing to be built.
+        progress: its stage is "index", then "tail".
+        Raises InvalidArgument for an invalid index or tail before anything is built."""
+
     def save(
         self,
         path: _Path,
@@ -420,6 +434,10 @@ class SessionStats:
     @property
     def steps(self) -> int: ...
     @property
+    def retrieving_steps(self) -> int:
+        """The part of steps in layers that retrieve rows."""
+
+    @property
     def rows_retrieved(self) -> int: ...
     @property
     def retrieved_more(self) -> int: ...
@@ -441,6 +459,13 @@ class SessionStats:
     def exact_rows_found(self) -> int: ...
     @property
     def recall(self) -> float | None: ...
+    def rows_per_head(self, q_heads: int) -> float:
+        """Returns the mean rows_retrieved of a (token, layer, query head) triple, over all layers. Dense
+        and sliding layers count with 0 rows. 0 before the first step."""
+
+    def rows_per_retrieving_head(self, q_heads: int) -> float:
+        """Returns the mean rows_retrieved of a (token, layer, query head) triple, over the layers that
+        retrieve; 0 when no layer does."""
 
 class TailFigures:
     """Estimates, without dense attention, of how good a layer's attention with a tail was."""

@@ -35,12 +35,12 @@ def fail_in_vain(cache):
 def interrupted(monkeypatch):
     """Ctrl-C while an index is built."""
 
-    def with_index(self, spec, progress=None, device=None):
+    def ready_for(self, index, tail, progress=None, device=None):
         raise KeyboardInterrupt
 
     def freeze(cache):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(topkv.Context, "with_index", with_index)
+            patch.setattr(topkv.Context, "ready_for", ready_for)
             cache.freeze("hnsw:M=16")
 
     return freeze

@@ -128,16 +128,16 @@ def test_the_build_of_an_index_is_told_in_heads(model, bars, capfd, monkeypatch)
     capfd.readouterr()
 
     class Report:
-        done, total, unit = 1, 4, "heads"
+        stage, done, total, unit = "index", 1, 4, "heads"
 
-    whole = topkv.Context.with_index
+    whole = topkv.Context.ready_for
 
-    def with_index(self, spec, report, device):
+    def ready_for(self, index, tail, report, device):
         for _ in range(5):
             report(Report)
-        return whole(self, spec, report, device)
+        return whole(self, index, tail, report, device)
 
-    monkeypatch.setattr(topkv.Context, "with_index", with_index)
+    monkeypatch.setattr(topkv.Context, "ready_for", ready_for)
     cache.freeze("hnsw:M=8")
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == "topkv: building hnsw:M=8, 1 of 4 heads, 9 s left"

@@ -232,7 +232,7 @@ def _rows_per_head(cache: Any) -> float:
     if not isinstance(cache, topkv.hf.TopkCache):
         return 0.0
     (stats,) = cache.stats()
-    return stats.rows_retrieved / (stats.steps * cache.context.shape.q_heads)
+    return stats.rows_per_head(cache.context.shape.q_heads)
 
 
 def _bytes_read(method: EvalMethod, budget: int | None, cache: Any) -> int | None:

@@ -92,7 +92,8 @@ class Engine(Passes):
         index = state.options.session["index"] if index is None else index
         session = state.options.session | {"index": index}
         text = state.text or self._text_read()
-        text = self._with_tail(self._with_index(text, index), session)
+        text = self._ready_for(text, index, "none")  # which is kept if the tail fails
+        text = self._ready_for(text, index, option.tail_of(session))
         options = replace(state.options, session=session)
         if state.text is None:
             ids, pads = HeldIds(text.ids), (0,) * state.batch
@@ -102,16 +103,12 @@ class Engine(Passes):
 
     def add_tail(self, options: Options) -> None:
         """Builds the tail of sessions with these options over the text, if it is not there yet."""
-        text = self.state.text
-        self.state = replace(self.state, text=self._with_tail(text, options.session))
+        text = self._ready_for(self.state.text, "exact", option.tail_of(options.session))
+        self.state = replace(self.state, text=text)
 
-    def _with_tail(self, text: frozen.Text, session: dict[str, Any]) -> frozen.Text:
-        tail = option.tail_of(session)
-        return text if tail in option.NO_TAIL_SPEC else self._with_index(text, tail)
-
-    def _with_index(self, text: frozen.Text, index: str) -> frozen.Text:
+    def _ready_for(self, text: frozen.Text, index: str, tail: str) -> frozen.Text:
         reading = self.state.rows if self.state.text is None else None
-        return frozen.with_index(text, index, self.device, self.who_reports(), reading)
+        return frozen.ready_for(text, index, tail, self.device, self.who_reports(), reading)
 
     def _text_read(self) -> frozen.Text:
         state = self.state

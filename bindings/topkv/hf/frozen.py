@@ -34,23 +34,22 @@ def text_of(state: State, sliding: tuple[Any, ...]) -> Text:
     return Text(tuple(contexts), state.tokens, ids, pads, sliding)
 
 
-def with_index(
+def ready_for(
     text: Text,
     index: str,
+    tail: str,
     device: topkv.Device | None,
     who_reports: tuple[bool | None, bool],
     reading: TextsRead | None,
 ) -> Text:
-    """The text with an index over each context that lacks it. reading: the rows of the texts, if they
-    were being read; they keep the built indices for another freeze()."""
+    """The text with the index and the tail over each context that lacks them. reading: the rows of the
+    texts, if they were being read; they keep the built indices for another freeze()."""
     made: dict[int, topkv.Context] = {}
     for context in text.contexts:
         if id(context) in made:
             continue
-        made[id(context)] = context
-        if not context.has_index(index):
-            with building(index, *who_reports) as report:
-                made[id(context)] = context.with_index(index, report, device)
-            if reading is not None:
-                reading.keep(context, made[id(context)])
+        with building(index, tail, *who_reports) as report:
+            made[id(context)] = context.ready_for(index, tail, report, device)
+        if reading is not None and made[id(context)] is not context:
+            reading.keep(context, made[id(context)])
     return replace(text, contexts=tuple(made[id(context)] for context in text.contexts))

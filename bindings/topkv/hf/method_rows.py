@@ -20,6 +20,10 @@ class MethodStats:
     steps: int = 0  # (token, layer) pairs attended
     rows_retrieved: int = 0  # rows attended beyond window and sinks, over query heads
 
+    def rows_per_head(self, q_heads: int) -> float:
+        """As topkv.SessionStats.rows_per_head."""
+        return self.rows_retrieved / (self.steps * q_heads) if self.steps > 0 else 0.0
+
 
 class MethodRows:
     """A session whose rows a PreparedMethod finds, with the interface of rows.SessionRows."""

@@ -135,9 +135,15 @@ def _telling(
         line.clear()
 
 
-def building(index: str, *who: Any) -> AbstractContextManager[Callable[[topkv.Progress], None]]:
-    """Yields a callback for the reports of Context.with_index. who: wanted, is_first."""
-    return _telling(lambda p: f"building {index}, {p.done} of {p.total} {p.unit}", *who)
+def building(
+    index: str, tail: str, *who: Any
+) -> AbstractContextManager[Callable[[topkv.Progress], None]]:
+    """Yields a callback for the reports of Context.ready_for. who: wanted, is_first."""
+
+    def what(p: topkv.Progress) -> str:
+        return f"building {tail if p.stage == 'tail' else index}, {p.done} of {p.total} {p.unit}"
+
+    return _telling(what, *who)
 
 
 def moving(doing: str, *who: Any) -> AbstractContextManager[Callable[[topkv.Progress], None]]:
