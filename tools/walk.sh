@@ -65,6 +65,7 @@ started=$(date -u '+%Y-%m-%d')
 case $way in
   command)
     title='The command, from a bare system to an answer'
+    recorded="[the tutorial's commands](command.md#read-once-ask-often), with README's fact,"
     topkv=build/release/src/cli/topkv
     step 'apt-get update && apt-get install --yes make' 2
     step 'make setup' 2
@@ -76,6 +77,7 @@ case $way in
     ;;
   python)
     title='Python, from a bare system to an answer'
+    recorded="[README's first use](../../README.md#a-first-use)"
     first_program >"$root/root/topkv/first.py"
     step 'apt-get update && bash tools/setup.sh' 2
     step 'python3 -m venv venv && . venv/bin/activate && pip install .' 2
@@ -88,7 +90,7 @@ answered
 cat <<TEXT
 # $title
 
-This page records [README's first use](../../README.md#a-first-use) in a Debian 12 that has its base system only, without
+This page records $recorded in a Debian 12 that has its base system only, without
 a GPU. It shows each command, its cost and its output.
 
 - machine: $(nproc) cores ($(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -n 1)), load $load_before at the beginning and $(load) at the end
