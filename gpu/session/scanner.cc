@@ -1,0 +1,142 @@
+#include "gpu/session/scanner.h"
+
+#include <utility>
+
+#include "gpu/runtime/faults.h"
+#include "src/core/io/faults.h"
+
+namespace topkv::gpu {
+namespace {
+
+CudaScanner& scanner(const CodeScanner::ScanOf& part) {
+  return static_cast<CudaScanner&>(*part.scanner);
+}
+
+const CudaCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
+  return static_cast<const CudaCodes&>(*codes);
+}
+
+}  // namespace
+
+void CudaScanner::scan_own(std::shared_ptr<const DeviceCodes> codes) {
+  if (!step_.own) {
+    step_.own =
+        std::make_unique<OwnScan>(step_.device, step_.shape, step_.workspaces->layout().scan);
+  }
+  step_.compute.synchronize();
+  step_.own->codes = std::move(codes);
+}
+
+void CudaScanner::scan(std::int64_t layer, std::span<const ScanOf> parts) {
+  reach_fault("session.scan");
+  const Stream& compute = step_.compute;
+  const bool one = parts.size() == 1 && step_.given.tokens == 1;
+  for (const ScanOf& part : parts) {
+    CudaScanner& of = scanner(part);
+    of.begin_lists(layer, part.scan);
+    of.step_.workspace->begun.record(compute);
+    // Resident rows are attended beside the scan: before it in a scan for several tokens, each
+    // session's beside the others'. A scan for one token takes the whole device, and gives the host
+    // its copies: resident rows are attended where the pass leaves the device idle
+    // (CudaWindow::attend).
+    if (!one) of.window_.begin_beside();
+  }
+  StepInput copied;
+  if (one && !window_.begun()) {
+    step_.copied_by_scan = true;
+    inject_copy_delay(compute);
+    copied = step_.input();
+  }
+  scan_for(codes_of(step_.shape.codes), layer, parts, false, copied, compute);
+  for (const ScanOf& part : parts) {
+    CudaScanner& of = scanner(part);
+    if (!part.scan.own.empty()) of.scan_own_rows(layer, part);
+    of.step_.progress.end(compute);
+  }
+}
+
+std::int64_t CudaScanner::scan_tokens(std::int64_t rows) const {
+  return step_.layout().scan.scan_tokens(rows);
+}
+
+/// The partials of scans of this session's tokens are parts of the step.
+void CudaScanner::begin_lists(std::int64_t layer, const Scan& wanted) {
+  step_.progress.begin();
+  const bool own = !wanted.own.empty();
+  if (step_.shape.has_row_rules) {  // the caller adds it
+    to_judge_ = step_.workspace->scan.given(wanted.tail);
+    copied_ = false;
+  } else {
+    step_.of_context = step_.workspace->scan.given(wanted.tail);
+    if (own) step_.of_own = step_.own->workspace.given(wanted.tail);
+    if (wanted.tail) step_.sums = step_.figures_of(layer);
+  }
+  step_.lists_unread += (own ? 2 : 1) * std::ssize(wanted.allowed) * lists();
+}
+
+/// Begins scans over codes, each for as many tokens as one scan takes. own: of the session's own
+/// rows. The host's copies that `copied` names are made beside the first scan.
+void CudaScanner::scan_for(const CudaCodes& codes, std::int64_t layer,
+                           std::span<const ScanOf> parts, bool own, StepInput copied,
+                           cudaStream_t stream) {
+  CodeScan scan = codes.scan(layer);
+  const auto find = [&] {
+    scan.splits = codes.splits(scan.tokens);
+    gpu::prepare_queries(scan, copied, stream);
+    gpu::list_rows(scan, stream);
+    copied = {};
+    scan = codes.scan(layer);
+  };
+  for (const ScanOf& part : parts) {
+    const CudaStep& of = scanner(part).step_;
+    const ScanWorkspace& workspace = own ? of.own->workspace : of.workspace->scan;
+    const std::span<const PositionRange> ranges = own ? part.scan.own : part.scan.allowed;
+    const std::int64_t tokens = std::ssize(ranges) / of.attention.kv_heads;
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      const auto add = [&] {
+        return workspace.add_token(codes, layer, part.scan, ranges, i, of.given.q, scan);
+      };
+      if (add()) continue;
+      find();
+      add();
+    }
+  }
+  find();
+}
+
+/// Beside the scan of the context. What follows on the compute stream waits for both.
+void CudaScanner::scan_own_rows(std::int64_t layer, const ScanOf& part) {
+  OwnScan& own = *step_.own;
+  step_.workspace->begun.block(own.stream);
+  scan_for(codes_of(own.codes), layer, {&part, 1}, true, {}, own.stream);
+  own.done.record(own.stream);
+  own.done.block(step_.compute);
+}
+
+void CudaScanner::drain_list(const List& list, Wait wait,
+                             const std::function<void(std::int32_t)>& on_row,
+                             const std::function<bool()>& while_waiting) {
+  const ScanWorkspace& workspace = list.own ? step_.own->workspace : step_.workspace->scan;
+  int* const rows = workspace.list(list);
+  step_.progress.drain_list(rows, step_.workspaces->layout().scan.list_rows(list.rows), wait,
+                            on_row, while_waiting);
+  ScanWorkspace::empty(rows);  // by the thread that has it in its cache
+  --step_.lists_unread;
+}
+
+TailParts CudaScanner::scanned() {
+  const StepLayout& layout = step_.layout();
+  if (!copied_) {
+    step_.copy_out(to_judge_.rare, layout.host_rare);
+    step_.copy_out(to_judge_.estimate, layout.host_tail);
+    TOPKV_CUDA(cudaMemcpyAsync(step_.host<TailNoise>(layout.host_tail_noise), to_judge_.noise,
+                               static_cast<std::size_t>(step_.heads()) * sizeof(TailNoise),
+                               cudaMemcpyDeviceToHost, step_.compute));
+    step_.wait_for_copies();
+    copied_ = true;
+  }
+  return {step_.in_memory(layout.host_tail), step_.in_memory(layout.host_rare),
+          step_.host<TailNoise>(layout.host_tail_noise)};
+}
+
+}  // namespace topkv::gpu

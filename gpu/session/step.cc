@@ -1,0 +1,127 @@
+#include "gpu/session/step.h"
+
+#include <exception>
+#include <utility>
+
+#include "gpu/device.h"
+#include "src/device/pieces.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr std::size_t figure_bytes = CudaStep::figures_of_layer * sizeof(double);
+
+}  // namespace
+
+OwnScan::OwnScan(CudaDevice& device, const SessionShape& shape, const ScanLayout& layout)
+    : memory(device.allocate(layout.device_bytes, "session")),
+      host(layout.host_bytes),
+      workspace(shape, layout, memory.data(), host.data()) {}
+
+CudaStep::CudaStep(CudaDevice& of, const SessionShape& session,
+                   std::shared_ptr<StepWorkspaces> places)
+    : device(of),
+      compute(of.compute_stream()),
+      shape(session),
+      attention(shape.attention),
+      workspaces(std::move(places)) {}
+
+void CudaStep::begin(const AttentionStep& step, std::int64_t first,
+                     const PositionRange& positions) {
+  // The workspace of a step that went ahead is left for a larger one when all its lists have been
+  // read.
+  if (workspace && workspace->layout.tokens < step.tokens) {
+    if (lists_unread > 0) leave();
+    if (workspace) workspaces->give_back(std::move(workspace));
+  }
+  if (!workspace) workspace = workspaces->take(step.tokens);
+  given = step;
+  sees = positions;
+  copied_by_scan = false;
+  of_context = {};
+  of_own = {};
+  sums = nullptr;
+  queries.data = at<__nv_bfloat16>(layout().queries);
+  queries.tokens = given.tokens;
+  queries.q_heads = attention.q_heads;
+  queries.kv_heads = attention.kv_heads;
+  queries.head_dim = attention.head_dim;
+  queries.first = first;
+  queries.scale = attention.softmax_scale();
+  queries.softcap = attention.softcap;
+}
+
+void CudaStep::leave() {
+  if (!workspace) return;
+  workspace->beside.synchronize();
+  compute.synchronize();
+  if (own) own->stream.synchronize();
+  if (lists_unread > 0) {
+    workspace->scan.empty_all();
+    if (own) own->workspace.empty_all();
+    lists_unread = 0;
+  }
+  workspaces->give_back(std::move(workspace));
+}
+
+void CudaStep::close() noexcept {
+  if (own) cudaStreamSynchronize(own->stream);
+  try {
+    leave();
+  } catch (const std::exception&) {
+    workspaces->lose(std::move(workspace));
+  }
+  cudaStreamSynchronize(compute);
+  // Tiles read this session's rows.
+  if (workspaces->tiles() != nullptr) workspaces->tiles()->wait();
+  workspaces->leave();
+}
+
+DevicePartial CudaStep::in_host_memory(std::int64_t offset) const {
+  auto* out = host<float>(offset);
+  return {out, out + layout().tokens * attention.q_heads * attention.head_dim};
+}
+
+PartialView CudaStep::in_memory(std::int64_t offset) const {
+  const DevicePartial partial = in_host_memory(offset);
+  return {partial.out, partial.lse, heads(), attention.head_dim};
+}
+
+void CudaStep::copy_out(const DevicePartial& from, std::int64_t to) const {
+  const PartialView into = in_memory(to);
+  const auto copy = [&](float* out, const float* values, std::int64_t count) {
+    TOPKV_CUDA(cudaMemcpyAsync(out, values, static_cast<std::size_t>(count) * sizeof(float),
+                               cudaMemcpyDeviceToHost, compute));
+  };
+  copy(into.out, from.out, into.heads * into.head_dim);
+  copy(into.lse, from.lse, into.heads);
+}
+
+void CudaStep::wait_for_copies() {
+  workspace->staged.record(compute);
+  workspace->staged.synchronize();
+}
+
+StepInput CudaStep::input() const {
+  const std::int64_t d = attention.head_dim;
+  StepInput input;
+  input.q = given.q;
+  input.k = given.k;
+  input.v = given.v;
+  input.q_count = given.tokens * attention.q_heads * d;
+  input.kv_count = given.kv_count() * attention.kv_heads * d;
+  input.host_q = host<float>(layout().host_q);
+  input.host_k = host<float>(layout().host_k);
+  input.host_v = host<float>(layout().host_v);
+  input.queries = at<__nv_bfloat16>(layout().queries);
+  input.begun = host<int>(layout().host_begun);
+  input.taken = host<int>(layout().host_taken);
+  input.turn = id;
+  return input;
+}
+
+std::int64_t CudaStep::figures_bytes(const SessionShape& shape) {
+  return Pieces::rounded(shape.attention.layers * std::int64_t{figure_bytes});
+}
+
+}  // namespace topkv::gpu

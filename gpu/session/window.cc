@@ -1,0 +1,82 @@
+#include "gpu/session/window.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "gpu/device.h"
+#include "gpu/runtime/faults.h"
+#include "src/core/io/faults.h"
+
+namespace topkv::gpu {
+
+CudaWindow::CudaWindow(CudaStep& step, std::byte* memory)
+    : step_(step),
+      resident_(step.device, step.shape, step.device.context_window(step.shape), memory) {}
+
+void CudaWindow::load(std::int64_t first_layer, std::span<const RowSpan> rows) {
+  step_.leave();  // of one that failed
+  const auto heads = static_cast<std::size_t>(step_.attention.kv_heads);
+  for (std::int64_t layer = first_layer; !rows.empty(); ++layer, rows = rows.subspan(heads)) {
+    resident_.reserve(rows[0].first, rows[0].end(), step_.compute);
+    resident_.load(layer, rows.first(heads), step_.compute);
+  }
+  step_.compute.synchronize();  // the copies read the rows until then
+}
+
+void CudaWindow::begin_step() {
+  begun_ = false;
+  const std::int64_t first = step_.queries.first;
+  const std::int64_t rows = step_.given.kv_count();
+  if (rows > 0) resident_.reserve(first, first + rows, step_.compute);
+}
+
+void CudaWindow::begin(cudaStream_t stream) {
+  if (begun_) return;
+  StepInput taken = step_.input();
+  if (step_.copied_by_scan) {
+    taken.host_q = nullptr;
+  } else {
+    inject_copy_delay(stream);
+  }
+  take_step(taken, stream);
+  if (!step_.copied_by_scan) step_.workspace->on_host.record(stream);
+  const AttentionStep& given = step_.given;
+  const std::int64_t rows = given.kv_count();
+  reach_fault("session.keep_rows");
+  if (rows > 0) resident_.add(given.layer, given.k, given.v, rows, step_.queries.first, stream);
+  resident_.attend(given.layer, rows, step_.queries, step_.sees, step_.exact(), stream);
+  begun_ = true;
+}
+
+void CudaWindow::begin_beside() {
+  if (begun_) return;
+  StepWorkspace& workspace = *step_.workspace;
+  workspace.begun.block(workspace.beside);
+  begin(workspace.beside);
+  workspace.exact_done.record(workspace.beside);
+  beside_ = true;
+}
+
+void CudaWindow::attend(std::int64_t layer, std::span<const RowSpan> rows) {
+  begin_beside();
+  if (std::exchange(beside_, false)) step_.workspace->exact_done.block(step_.compute);
+  if (!resident_.dense(layer)) return;
+  const std::int64_t count =
+      std::min(rows[0].end(), resident_.window_begin(layer, step_.queries.first)) - rows[0].first;
+  if (count <= 0) return;
+  views_.clear();
+  for (const RowSpan& span : rows) views_.push_back(span.rows);
+  step_.workspaces->tiles()->stream(
+      views_, {0, count}, resident_.stored_keys(layer), step_.compute, [&](const DeviceRows& tile) {
+        gpu::attend(step_.queries, tile, {}, step_.exact(), Into::merge, step_.compute);
+      });
+}
+
+PartialView CudaWindow::partial() {
+  reach_fault("session.exact_part");
+  step_.copy_out(step_.exact(), step_.layout().host_exact);
+  step_.wait_for_copies();
+  return step_.in_memory(step_.layout().host_exact);
+}
+
+}  // namespace topkv::gpu

@@ -1,0 +1,43 @@
+// Window and sinks of a session on a CUDA device, or all rows of a dense layer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "gpu/session/resident_rows.h"
+#include "gpu/session/step.h"
+#include "src/device/resident_window.h"
+
+namespace topkv::gpu {
+
+/// Attends the rows that stay in device memory. In dense layers the rows before them are streamed
+/// from host memory.
+class CudaWindow final : public ResidentWindow {
+ public:
+  /// memory: ResidentRows::fixed_bytes of device memory.
+  CudaWindow(CudaStep& step, std::byte* memory);
+
+  void load(std::int64_t first_layer, std::span<const RowSpan> rows) override;
+  void attend(std::int64_t layer, std::span<const RowSpan> rows) override;
+  PartialView partial() override;
+
+  /// A step begins: makes room for its rows. Throws OutOfMemory.
+  void begin_step();
+  /// Returns whether the step's rows are on their way.
+  bool begun() const { return begun_; }
+  /// Once a step: copies q, k and v to the host unless a scan does, keeps the step's rows, and
+  /// attends the resident rows.
+  void begin(cudaStream_t stream);
+  /// Begins, unless it has begun, beside the work that follows StepWorkspace::begun.
+  void begin_beside();
+
+ private:
+  CudaStep& step_;
+  ResidentRows resident_;
+  std::vector<RowsView> views_;  // per KV head
+  bool begun_ = false;
+  bool beside_ = false;  // begun beside, and the compute stream does not wait for it yet
+};
+
+}  // namespace topkv::gpu
