@@ -1,12 +1,17 @@
 #include "topkv/index_spec.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "index/codes/codes_index.h"
 #include "index/common/index_factory.h"
 #include "index/common/none_index.h"
+#include "index/common/registered_index.h"
 #include "index/common/spec.h"
 #include "index/exact/exact_index.h"
 #include "index/graphs/faiss_index.h"
@@ -54,6 +59,13 @@ constexpr WithOptions kinds_with_options[] = {
     {"sample", "sample:rows=256", sample_factory},
 };
 
+std::vector<std::string_view> built_in_names() {
+  std::vector<std::string_view> names;
+  for (const Plain& plain : plain_kinds) names.push_back(plain.name);
+  for (const WithOptions& kind : kinds_with_options) names.push_back(kind.name);
+  return names;
+}
+
 std::shared_ptr<const IndexFactory> parse(std::string_view spec) {
   const std::size_t colon = spec.find(':');
   const std::string_view name = spec.substr(0, colon);
@@ -77,9 +89,10 @@ std::shared_ptr<const IndexFactory> parse(std::string_view spec) {
     }
     return kind.make(spec, rest);
   }
-  std::vector<std::string_view> names;
-  for (const Plain& plain : plain_kinds) names.push_back(plain.name);
-  for (const WithOptions& kind : kinds_with_options) names.push_back(kind.name);
+  if (auto registered = registered_factory(spec)) return registered;
+  const std::vector<std::string> own = registered_names();
+  std::vector<std::string_view> names = built_in_names();
+  names.insert(names.end(), own.begin(), own.end());
   const std::string_view near = nearest(name, names);
   throw InvalidArgument(fmt::format(
       "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
@@ -87,8 +100,19 @@ std::shared_ptr<const IndexFactory> parse(std::string_view spec) {
       "quest:page=16, sparq:r=32, squeezed:c=5, retroinfer:size=16, lowrank:r=16, h2o, tova, "
       "none, and the tails mean, "
       "pages:size=16, "
-      "sample:rows=256",
-      one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
+      "sample:rows=256{}",
+      one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near),
+      own.empty() ? "" : fmt::format("; registered are {}", fmt::join(own, ", "))));
+}
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+bool is_name(std::string_view name) {
+  constexpr std::size_t longest = 64;
+  return !name.empty() && name.size() <= longest && is_letter(name[0]) &&
+         std::ranges::all_of(name, [](char c) {
+           return is_letter(c) || (c >= '0' && c <= '9') || c == '-' || c == '_';
+         });
 }
 
 }  // namespace
@@ -128,6 +152,21 @@ std::unique_ptr<KeyIndex> IndexSpec::make() const {
 }
 
 std::unique_ptr<KeyIndex> make_index(std::string_view spec) { return IndexSpec(spec).make(); }
+
+void register_index(std::string_view name, IndexRegistration registration) {
+  if (!is_name(name)) {
+    throw InvalidArgument(
+        fmt::format("register_index \"{}\": the name is invalid; expected a letter, followed by at "
+                    "most 63 letters, digits, '-' and '_'",
+                    one_line(name)));
+  }
+  if (std::ranges::count(built_in_names(), name) > 0) {
+    throw InvalidArgument(fmt::format(
+        "register_index \"{}\": topkv has an index or a tail of this name; expected another name",
+        name));
+  }
+  add_registration(name, std::move(registration));
+}
 
 IndexSpec IndexSpec::default_for(std::int64_t dim) {
   if (dim < 1)

@@ -19,7 +19,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t question_centroids_at_a_time = 512;  // that a thread scores
+constexpr std::int64_t means_at_a_time = 512;  // that a thread scores
 
 std::string text_of(const SqueezedParams& params) {
   return fmt::format("squeezed:c={},coarse={},s={}", params.fine, params.coarse, params.sparsity);
@@ -169,7 +169,7 @@ void SqueezedIndex::weigh_coarse(const TokenHeads& first, std::int64_t tokens,
   average(
       first, tokens, coarse_clusters(),
       [&](const float* queries, float* out) {
-        score_all(queries, first.heads, coarse_centroids(), question_centroids_at_a_time, out);
+        score_all(queries, first.heads, coarse_centroids(), means_at_a_time, out);
       },
       [&](std::int64_t, std::int64_t i) { return keys_of_[static_cast<std::size_t>(i)]; },
       workspace.scores, workspace.coarse);
@@ -203,11 +203,10 @@ void SqueezedIndex::weigh_fine(const TokenHeads& first, std::int64_t tokens,
   average(
       first, tokens, count,
       [&](const float* queries, float* out) {
-        parallel_for(count, question_centroids_at_a_time,
-                     [&](std::int64_t begin, std::int64_t end) {
-                       dot_gather(queries, first.heads, centroids(), read.data() + begin,
-                                  end - begin, out + begin, count);
-                     });
+        parallel_for(count, means_at_a_time, [&](std::int64_t begin, std::int64_t end) {
+          dot_gather(queries, first.heads, centroids(), read.data() + begin, end - begin,
+                     out + begin, count);
+        });
         for (std::int64_t h = 0; h < first.heads; ++h) {
           for (std::int64_t i = 0; i < count; ++i) {
             if (!survives(h, i)) out[h * count + i] = no_threshold;  // another head's
@@ -237,7 +236,7 @@ void SqueezedIndex::weigh(const TokenHeads& first, std::int64_t tokens,
   average(
       first, tokens, clusters(),
       [&](const float* queries, float* out) {
-        score_all(queries, first.heads, centroids(), question_centroids_at_a_time, out);
+        score_all(queries, first.heads, centroids(), means_at_a_time, out);
       },
       [&](std::int64_t, std::int64_t i) { return members(i); }, workspace.scores, workspace.fine);
 }

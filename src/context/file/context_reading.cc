@@ -30,11 +30,12 @@ KeyView rows_of(const RowStore& store, const Section& section) {
   std::vector<std::string> unknown;
   for (const FileMeta::Index& index : open.meta().indices)
     if (!index.known) unknown.push_back(printable_beginning(index.spec));
-  throw Unsupported(
-      fmt::format("{}: has indices that this topkv does not know or that depend on an unknown "
-                  "index ({}); name the indices to load, of these: {}",
-                  path_text(open.file().path()), listed(unknown, 8),
-                  known.empty() ? "none, only rows" : listed(known, 8)));
+  throw Unsupported(fmt::format(
+      "{}: has indices that this topkv does not know or that depend on an unknown "
+      "index ({}); register an index of your own with register_index first, or name the "
+      "indices to load, of these: {}",
+      path_text(open.file().path()), listed(unknown, 8),
+      known.empty() ? "none, only rows" : listed(known, 8)));
 }
 
 }  // namespace
