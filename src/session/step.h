@@ -23,7 +23,7 @@ class ScanSource;
 class SearchSource;
 
 /// The estimate of a tail that the host makes for the tokens of a step.
-class TailEstimate {
+class StepEstimate {
  public:
   void reset(const AttentionShape& shape, std::int64_t tokens) {
     q_heads_ = shape.q_heads;
@@ -55,7 +55,7 @@ struct Step {
   // The session's sources that work for several sessions at once. Null: it has no such source.
   ScanSource* scan = nullptr;
   SearchSource* search = nullptr;
-  TailEstimate* estimate = nullptr;  ///< null: the host makes no estimate
+  StepEstimate* estimate = nullptr;  ///< null: the host makes no estimate
   std::int64_t session_index = -1;   ///< the session's number in the step; -1: it is alone
 
   AttentionStep step = {};
