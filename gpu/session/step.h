@@ -1,4 +1,4 @@
-// The step of one session that goes on, on a CUDA device: its inputs, the memory that it works in,
+// The current step of one session on a CUDA device: its inputs, the memory that it works in,
 // and the partials that its parts have made so far.
 #pragma once
 
@@ -33,15 +33,16 @@ struct OwnScan {
   Event done;
 };
 
-/// What the parts of a session's backend share. One thread at a time, except wait_for_turn and
-/// lists_unread.
+/// The state that the parts of a session's backend share. One thread at a time. Threads that attend
+/// lists only read `workspace`, `own` and places in page-locked memory, and use `progress` and
+/// `lists_unread`.
 struct CudaStep {
-  /// Sums up figures in `figures`, device memory of figures_bytes that is zero.
+  /// The owner sets `figures` to figures_bytes of zeroed device memory.
   CudaStep(CudaDevice& device, const SessionShape& shape,
            std::shared_ptr<StepWorkspaces> workspaces);
 
-  /// Takes a workspace for a step, and makes the device's stream wait for the caller's. Throws
-  /// OutOfMemory as StepWorkspaces::take does.
+  /// Takes a workspace for a step, and forgets the partials of the step before. Throws OutOfMemory
+  /// as StepWorkspaces::take does.
   void begin(const AttentionStep& step, std::int64_t first, const PositionRange& positions);
   /// Gives back the workspace of a step that has failed, or has gone ahead, when all work that was
   /// begun is done. Throws if that cannot be known.

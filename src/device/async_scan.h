@@ -8,8 +8,8 @@ namespace topkv {
 /// The steps of one token that go ahead of their lists, on a device that scans.
 ///
 /// Such a step calls DecodeInputs::begin, CodeScanner::scan, ResidentWindow::attend,
-/// DecodeInputs::wait_for_inputs and finish. Other threads read the lists meanwhile: they call
-/// wait_for_scan, wait_for_queries and CodeScanner::drain_list, write to
+/// DecodeInputs::wait_for_inputs and finish_async. Other threads read the lists meanwhile: they
+/// call wait_for_scan, wait_for_queries and CodeScanner::drain_list, write to
 /// DecodeInputs::host_partial_buffer(), and call publish_partial. They do not call the device's
 /// driver. The device itself waits for them, and the caller may go on with the next step. Steps
 /// that do not go ahead may follow after publish_partial.

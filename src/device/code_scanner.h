@@ -15,7 +15,7 @@ namespace topkv {
 /// Scans the codes of a context (SessionShape::codes), and of one session's own rows.
 ///
 /// Threads: one thread at a time, except drain_list. On CUDA the caller holds the device's lock in
-/// scan and scan_own, and from scan to ResidentWindow::attend.
+/// scan, scan_own and scanned, and from the first scan of a step to ResidentWindow::attend.
 class CodeScanner {
  public:
   /// lists: the number of lists of one token and KV head, for the context.

@@ -26,7 +26,8 @@ class AttentionSource {
   virtual std::int64_t tokens_at_once(const Step& step) const { return step.queries.tokens; }
 
   /// Merges the attention over these rows into the step's partial, for all tokens of the step. Its
-  /// queries are on the host, and the rows of its tokens have joined the session's own.
+  /// queries are on the host, and the rows of its tokens have joined the session's own. The partial
+  /// of a WindowSource stays on the device; a step that goes ahead calls it earlier.
   virtual void contribute(Step& step) = 0;
 };
 

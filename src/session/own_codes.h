@@ -33,7 +33,8 @@ class OwnCodes {
   /// then.
   bool due() const;
   /// Makes codes of the rows before the window and gives them to the device. If there is no memory
-  /// for them, it tries again when the rows are twice as many. REQUIRES: due, and no step goes on.
+  /// for them, it tries again when the rows are twice as many. REQUIRES: due, and all steps that
+  /// went ahead are settled.
   void make();
   /// Rows of a layer have been forgotten: their codes count no more.
   void forget(std::int64_t layer);

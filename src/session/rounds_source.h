@@ -34,8 +34,9 @@ class RoundsSource : public AttentionSource {
   /// The queries that HeadSteps still has attend `rows` rows of the context, and the tail of the
   /// others.
   virtual void attend_more(const Round& round, std::int64_t rows) = 0;
-  /// Takes the rows of the round before off the counts, for the queries that HeadSteps still has.
-  /// rows: the rows of the next round; 0: all.
+  /// Takes rows that are not in the selection (HeadStep::selector) off the counts, for the queries
+  /// that HeadSteps still has, and notes the rows of the next round; 0: all. The caller takes
+  /// selected rows off.
   virtual void discount(const Round& round, std::int64_t rows) = 0;
   /// Counts the seconds that a step waited for the partials of its window, and of scans.
   virtual void count_wait(std::int64_t layer, double seconds) = 0;

@@ -13,8 +13,7 @@ namespace topkv {
 /// rows.
 class RowSchedule {
  public:
-  /// has_rules: the options name a rule, and the session has a tail that the rule can judge by.
-  /// Throws InvalidArgument as TopK::resolve does.
+  /// The rules are off until use_rules(). Throws InvalidArgument as TopK::resolve does.
   RowSchedule(const RetrievalOptions& options, std::int64_t layers, std::int64_t context_tokens);
 
   /// Turns the rules on. Before, each step has one round.

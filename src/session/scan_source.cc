@@ -69,7 +69,7 @@ void ScanSource::attend(std::span<Step> steps, const std::function<void()>& firs
   }
   if (jobs->empty()) return first();
   const auto took = ListAttention::attend(*jobs, jobs->front().lists->helpers(), first);
-  const auto sessions = static_cast<double>(jobs->size());
+  const auto sessions = static_cast<double>(steps.size());
   for (const Step& step : steps) {
     if (step.scan == nullptr || !step.searched) continue;
     SessionCore& of = *step.session;

@@ -51,6 +51,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
       indices{segments[0].find(options.index), nullptr},
       tail(segments[0].find(options.tail)),
       step_times(static_cast<std::size_t>(shape.layers)) {
+  load_spans.reserve(static_cast<std::size_t>(shape.kv_heads));
   if (indices[0] != nullptr && !indices[0]->spec.factory().traits().finds) indices[1] = indices[0];
   own->use_channels(*segments[0].store, context->tokens());
   spec.rows = context->dtype();
@@ -95,6 +96,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
 /// No thread may wait for the device's streams while another thread records the work that it gives
 /// them.
 void SessionCore::release_backend() noexcept {
+  if (!backend.owner) return;
   DeviceLock lock;
   try {
     lock = device.compute()->lock();
@@ -143,13 +145,13 @@ void SessionCore::count_steps(std::int64_t layer, std::int64_t tokens) {
 
 void SessionCore::load(PositionRange layers) {
   sees = all_positions;
-  std::vector<RowSpan> spans;
+  load_spans.clear();
   const auto lock = device.compute()->lock();
   for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
     for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-      spans.push_back({segments.back().rows(layer, head), segments.back().first});
+      load_spans.push_back({segments.back().rows(layer, head), segments.back().first});
   }
-  backend.window->load(layers.begin, spans);
+  backend.window->load(layers.begin, load_spans);
 }
 
 void SessionCore::check_usable() const {

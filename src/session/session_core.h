@@ -71,6 +71,7 @@ struct SessionCore {
   DecodeBackend backend;
   SessionStats stats;
   std::vector<StepTimes> step_times;   // per layer
+  std::vector<RowSpan> load_spans;     // of load; taking back a layer allocates nothing
   double measuring_seconds = 0;        // spent on measuring recall; not counted in steps
   bool failed = false;                 // the session lost its window or a step's results
   PositionRange sees = all_positions;  // positions that queries of this pass of a step meet

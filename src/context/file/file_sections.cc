@@ -98,7 +98,7 @@ SectionWriter::SectionWriter(ReplacingFile& file, FileTable& table, const Sectio
 
 void SectionWriter::transfer(void* data, std::int64_t bytes) {
   const auto* from = static_cast<const std::byte*>(data);
-  const std::int64_t before = number_ * FileTable::block + full_;
+  const std::int64_t before = std::min(number_ * FileTable::block, section_.bytes) + full_;
   if (bytes > section_.bytes - before) fail("its size changed while it was written");
   while (bytes > 0) {
     const std::int64_t room = FileTable::block_bytes(section_, number_) - full_;

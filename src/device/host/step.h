@@ -1,4 +1,4 @@
-// The step of one session that goes on, on the host.
+// The current step of one session on the host.
 #pragma once
 
 #include "src/attention/block_attention.h"
