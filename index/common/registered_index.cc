@@ -156,17 +156,13 @@ class RegisteredIndex final : public HeadIndex {
     std::vector<std::byte> saved;
     if (is_saved == 1 && !archive.reading())
       saved = guarded(spec_, "save", [&] { return save(*index_); });
-    std::vector<std::uint8_t> bytes(saved.size());
-    std::ranges::transform(saved, bytes.begin(), [](std::byte x) { return std::uint8_t(x); });
-    if (is_saved == 1) archive.array(bytes);
+    if (is_saved == 1) archive.array(saved);
     if (!archive.reading()) return;
     if (is_saved == 0 || !load) {
       add(keys, {});
       build({});
       return;
     }
-    saved.resize(bytes.size());
-    std::ranges::transform(bytes, saved.begin(), [](std::uint8_t x) { return std::byte(x); });
     InPlaceKeys held;
     held.append(keys);
     guarded(spec_, "load", [&] { load(*index_, keys, saved); });

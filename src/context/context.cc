@@ -17,7 +17,7 @@ namespace {
 /// Returns the tail that sessions with these options need beside their index; none: no such tail.
 /// Throws InvalidArgument for an invalid spec and for an index without a tail.
 std::optional<IndexSpec> tail_of(const RetrievalOptions& options) {
-  if (options.tail.empty() || options.tail == "none") return {};
+  if (options.tail.empty() || options.tail == no_tail) return {};
   IndexSpec tail(options.tail);
   if (tail.has_tail()) return tail;
   throw InvalidArgument(

@@ -26,6 +26,9 @@
 
 namespace topkv {
 
+/// RetrievalOptions::tail of a session without a tail.
+inline constexpr std::string_view no_tail = "none";
+
 /// An index in one layer: [kv_heads]. It is empty for a layer with a sliding window.
 struct LayerIndex {
   std::vector<std::shared_ptr<HeadIndex>> heads;

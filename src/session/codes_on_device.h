@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string_view>
 
 #include "index/codes/code_tail.h"
 #include "index/codes/codes_index.h"
@@ -13,9 +12,6 @@
 #include "topkv/session.h"
 
 namespace topkv {
-
-/// RetrievalOptions::tail of a session without a tail.
-inline constexpr std::string_view no_tail = "none";
 
 /// Returns the codes of one KV head, as a device takes them. They point to the index, the tail and
 /// the rows. tail: null if there is no tail.

@@ -72,11 +72,15 @@ void ScanSource::attend(std::span<Step> steps, const std::function<void()>& firs
   const auto sessions = static_cast<double>(steps.size());
   for (const Step& step : steps) {
     if (step.scan == nullptr || !step.searched) continue;
-    SessionCore& of = *step.session;
-    of.stats.rows_retrieved += step.scan->lists_.rows_listed(step.scan->job_) * of.shape.group();
-    of.count_search(step.step.layer, took.listed / sessions);
-    of.times(step.step.layer).attend += (took.attended - took.listed) / sessions;
+    step.scan->count_lists(took, sessions);
   }
+}
+
+/// Counts the rows of the job's lists, and its part of the times of a number of sessions.
+void ScanSource::count_lists(const ListAttention::Times& took, double sessions) {
+  session_.stats.rows_retrieved += lists_.rows_listed(job_) * session_.shape.group();
+  session_.count_search(job_.layer, took.listed / sessions);
+  session_.times(job_.layer).attend += (took.attended - took.listed) / sessions;
 }
 
 /// Makes a further scan of a step, for some of its tokens. like: the job's other members.
@@ -98,9 +102,7 @@ void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int6
   reach_fault("session.attend");
   const ListAttention::Work work{&lists_, &job_};
   const auto took = ListAttention::attend({&work, 1}, lists_.helpers(), [] {});
-  session_.stats.rows_retrieved += lists_.rows_listed(job_) * session_.shape.group();
-  session_.count_search(job_.layer, took.listed);
-  session_.times(job_.layer).attend += took.attended - took.listed;
+  count_lists(took, 1);
 }
 
 void ScanSource::contribute(Step& step) {

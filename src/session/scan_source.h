@@ -55,6 +55,7 @@ class ScanSource final : public RoundsSource {
   void scan_and_attend(const Step& step, std::int64_t token, std::int64_t tokens, std::int64_t rows,
                        const ListJob& like);
   void merge_scanned(const Round& round);
+  void count_lists(const ListAttention::Times& took, double sessions);
 
   SessionCore& session_;
   HeadSteps& heads_;

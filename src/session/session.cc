@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
-#include <limits>
 #include <utility>
 
 #include "index/common/index_factory.h"
@@ -67,13 +65,12 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
     if (spec.tail) beyond.push_back(&own_rows);
     beyond.push_back(search.get());
   }
-  if (spec.tail && !spec.codes) host_estimate = &estimate;
   if (spec.has_row_rules) {
     RoundsSource& source = scan ? static_cast<RoundsSource&>(*scan) : *search;
     ruled = std::make_unique<RuledSource>(core, heads, own_rows, source);
     beyond = {ruled.get()};
-    host_estimate = &estimate;
   }
+  if (spec.tail && (search || ruled)) host_estimate = &estimate;
   // A step under a rule waits for its lists.
   if (scan && !ruled && core.backend.async != nullptr)
     async_stepper = std::make_unique<AsyncStepper>(core, *scan, own_rows);

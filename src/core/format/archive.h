@@ -11,6 +11,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
@@ -44,7 +45,8 @@ class Archive {
   /// The elements of an array whose length is known. REQUIRES: writing, it is the array's.
   template <class T, class Memory>
   void elements(std::vector<T, Memory>& values, std::int64_t count) {
-    static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>);
+    static_assert((std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) ||
+                  std::is_same_v<T, std::byte>);
     if (reading()) {
       check(count >= 0 && count <= left() / static_cast<std::int64_t>(sizeof(T)),
             "an array is longer than the data");
