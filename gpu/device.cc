@@ -382,7 +382,7 @@ std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShap
   return make_prefill_attention(*this, shape, visible, chunk, store);
 }
 
-std::shared_ptr<const DeviceCodes> CudaDevice::keep_codes(const AttentionShape& shape,
+std::shared_ptr<const DeviceIndex> CudaDevice::keep_codes(const AttentionShape& shape,
                                                           std::span<const HeadCodes> heads) {
   return std::make_shared<const CudaCodes>(*this, shape, heads);
 }
@@ -391,8 +391,8 @@ bool CudaDevice::selects(const AttentionShape& shape, std::int64_t entries) cons
   return CudaSummaries::supports(shape, entries, most_candidates_);
 }
 
-std::shared_ptr<const DeviceSelection> CudaDevice::keep_selection(const AttentionShape& shape,
-                                                                  std::span<const StandIns> heads) {
+std::shared_ptr<const DeviceIndex> CudaDevice::keep_selection(const AttentionShape& shape,
+                                                              std::span<const StandIns> heads) {
   return std::make_shared<const CudaSummaries>(*this, shape, heads);
 }
 

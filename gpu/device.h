@@ -124,11 +124,11 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   std::unique_ptr<Clusterer> clusterer(std::int64_t dim) override {
     return make_clusterer(*this, dim);
   }
-  std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
+  std::shared_ptr<const DeviceIndex> keep_codes(const AttentionShape& shape,
                                                 std::span<const HeadCodes> heads) override;
   bool selects(const AttentionShape& shape, std::int64_t entries) const override;
-  std::shared_ptr<const DeviceSelection> keep_selection(const AttentionShape& shape,
-                                                        std::span<const StandIns> heads) override;
+  std::shared_ptr<const DeviceIndex> keep_selection(const AttentionShape& shape,
+                                                    std::span<const StandIns> heads) override;
   DecodeBackend decode_backend(const SessionShape& shape) override;
 
  private:

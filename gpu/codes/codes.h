@@ -9,7 +9,7 @@
 
 #include "gpu/codes/code_scan.h"
 #include "src/device/compute_device.h"
-#include "src/device/device_codes.h"
+#include "src/device/device_index.h"
 
 namespace topkv::gpu {
 
@@ -18,7 +18,7 @@ class LongWork;
 
 /// Immutable after construction. Const members are safe from many threads, except scan(), which the
 /// holder of the device's lock calls.
-class CudaCodes final : public DeviceCodes {
+class CudaCodes final : public DeviceIndex {
  public:
   /// Whether the kernels support this shape.
   static bool supports(const AttentionShape& shape);
@@ -26,6 +26,7 @@ class CudaCodes final : public DeviceCodes {
   CudaCodes(CudaDevice& device, const AttentionShape& shape, std::span<const HeadCodes> heads);
   ~CudaCodes() override;
 
+  bool has_codes() const override { return true; }
   std::int64_t memory() const override { return memory_.bytes(); }
   /// The device memory of such codes, in bytes (ComputeDevice::codes_bytes).
   static std::int64_t bytes(const AttentionShape& shape, std::int64_t tokens,

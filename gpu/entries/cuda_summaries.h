@@ -11,7 +11,7 @@
 
 #include "index/common/stand_ins.h"
 #include "src/device/compute_device.h"
-#include "src/device/device_selection.h"
+#include "src/device/device_index.h"
 
 namespace topkv::gpu {
 
@@ -26,7 +26,7 @@ struct ChoiceOutput {
 
 /// Immutable after construction. Const members are safe from many threads, except choose(), which
 /// the holder of the device's lock calls.
-class CudaSummaries final : public DeviceSelection {
+class CudaSummaries final : public DeviceIndex {
  public:
   /// Whether the kernels support this shape and can choose among `entries` entries of a head.
   static bool supports(const AttentionShape& shape, std::int64_t entries,
@@ -35,6 +35,7 @@ class CudaSummaries final : public DeviceSelection {
   CudaSummaries(CudaDevice& device, const AttentionShape& shape, std::span<const StandIns> heads);
   ~CudaSummaries() override;
 
+  bool has_codes() const override { return false; }
   std::int64_t memory() const override { return memory_.bytes(); }
   /// The device memory of such summaries, in bytes (ComputeDevice::selection_bytes).
   static std::int64_t bytes(const AttentionShape& shape, const StandIns& head);

@@ -13,7 +13,7 @@ void CudaChooser::choose(std::int64_t layer, PositionRange allowed, std::int64_t
   step_.workspace->begun.record(step_.compute);
   window_.begin_beside();
   inject_choice_delay(step_.compute);
-  const auto& summaries = static_cast<const CudaSummaries&>(*step_.shape.selection);
+  const auto& summaries = static_cast<const CudaSummaries&>(*step_.shape.index);
   chosen_ = summaries.choose(
       layer, step_.given.q, allowed, k,
       {step_.host<int>(layout.host_entries), step_.host<float>(layout.host_log_sums)},

@@ -9,7 +9,7 @@
 
 namespace topkv::gpu {
 
-/// Chooses entries by the key summaries in SessionShape::selection.
+/// Chooses entries by the key summaries of SessionShape::index.
 class CudaChooser final : public EntryChooser {
  public:
   CudaChooser(CudaStep& step, CudaWindow& window) : step_(step), window_(window) {}

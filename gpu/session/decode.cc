@@ -176,9 +176,9 @@ DecodeBackend make_decode_backend(CudaDevice& device, const SessionShape& shape)
   return {.owner = decode,
           .inputs = decode.get(),
           .window = &decode->window(),
-          .scanner = shape.codes ? &decode->scanner() : nullptr,
-          .chooser = shape.selection ? &decode->chooser() : nullptr,
-          .async = shape.codes ? decode.get() : nullptr};
+          .scanner = shape.scans() ? &decode->scanner() : nullptr,
+          .chooser = shape.chooses() ? &decode->chooser() : nullptr,
+          .async = shape.scans() ? decode.get() : nullptr};
 }
 
 std::int64_t decode_backend_bytes(const SessionShape& shape) {

@@ -12,13 +12,13 @@ CudaScanner& scanner(const CodeScanner::ScanOf& part) {
   return static_cast<CudaScanner&>(*part.scanner);
 }
 
-const CudaCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
+const CudaCodes& codes_of(const std::shared_ptr<const DeviceIndex>& codes) {
   return static_cast<const CudaCodes&>(*codes);
 }
 
 }  // namespace
 
-void CudaScanner::scan_own(std::shared_ptr<const DeviceCodes> codes) {
+void CudaScanner::scan_own(std::shared_ptr<const DeviceIndex> codes) {
   if (!step_.own) {
     step_.own =
         std::make_unique<OwnScan>(step_.device, step_.shape, step_.workspaces->layout().scan);
@@ -47,7 +47,7 @@ void CudaScanner::scan(std::int64_t layer, std::span<const ScanOf> parts) {
     inject_copy_delay(compute);
     copied = step_.input();
   }
-  scan_for(codes_of(step_.shape.codes), layer, parts, false, copied, compute);
+  scan_for(codes_of(step_.shape.index), layer, parts, false, copied, compute);
   for (const ScanOf& part : parts) {
     CudaScanner& of = scanner(part);
     if (!part.scan.own.empty()) of.scan_own_rows(layer, part);

@@ -21,7 +21,7 @@ class CudaScanner final : public CodeScanner {
 
   void scan(std::int64_t layer, std::span<const ScanOf> parts) override;
   std::int64_t scan_tokens(std::int64_t rows) const override;
-  void scan_own(std::shared_ptr<const DeviceCodes> codes) override;
+  void scan_own(std::shared_ptr<const DeviceIndex> codes) override;
   TailParts scanned() override;
   void drain_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& on_row,
                   const std::function<bool()>& while_waiting) override;

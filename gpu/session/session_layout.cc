@@ -36,8 +36,8 @@ StepLayout::StepLayout(const SessionShape& shape, std::int64_t tokens_)
   queries = device.place(heads * head_dim * bytes_of(DType::bf16));
   exact = device.place(heads * head_dim * f32);
   lse = device.place(heads * f32);
-  if (shape.codes) {
-    const auto& codes = static_cast<const CudaCodes&>(*shape.codes);
+  if (shape.scans()) {
+    const auto& codes = static_cast<const CudaCodes&>(*shape.index);
     SessionShape of_step = shape;
     of_step.max_tokens = tokens;
     scan = ScanLayout(of_step, std::max(codes.tokens(), shape.most_own));
@@ -54,16 +54,16 @@ StepLayout::StepLayout(const SessionShape& shape, std::int64_t tokens_)
   host_begun = host.place(std::int64_t{sizeof(int)});
   host_taken = host.place(std::int64_t{sizeof(int)});
   host_ready = host.place(std::int64_t{sizeof(int)});
-  const std::int64_t given = shape.tail && (!shape.codes || shape.has_row_rules) ? heads : 0;
+  const std::int64_t given = shape.tail && (!shape.scans() || shape.has_row_rules) ? heads : 0;
   host_estimate = host.place(given * (head_dim + 1) * f32);
   host_noise = host.place(given * std::int64_t{sizeof(TailNoise)});
   const std::int64_t judged = shape.has_row_rules ? heads : 0;
   host_exact = host.place(judged * (head_dim + 1) * f32);
-  const std::int64_t scanned = shape.codes ? judged : 0;
+  const std::int64_t scanned = shape.scans() ? judged : 0;
   host_rare = host.place(scanned * (head_dim + 1) * f32);
   host_tail = host.place(scanned * (head_dim + 1) * f32);
   host_tail_noise = host.place(scanned * std::int64_t{sizeof(TailNoise)});
-  const std::int64_t chosen = shape.selection ? q_heads : 0;
+  const std::int64_t chosen = shape.chooses() ? q_heads : 0;
   host_entries = host.place(chosen * shape.most_entries * std::int64_t{sizeof(int)});
   host_log_sums = host.place(chosen * f32);
   host_bytes = host.used();

@@ -13,7 +13,7 @@
 #include "gpu/runtime/handles.h"
 #include "gpu/session/step_workspaces.h"
 #include "src/device/compute_device.h"
-#include "src/device/device_codes.h"
+#include "src/device/device_index.h"
 #include "src/device/session_shape.h"
 #include "topkv/attention.h"
 
@@ -25,7 +25,7 @@ class CudaDevice;
 struct OwnScan {
   OwnScan(CudaDevice& device, const SessionShape& shape, const ScanLayout& layout);
 
-  std::shared_ptr<const DeviceCodes> codes;
+  std::shared_ptr<const DeviceIndex> codes;
   Buffer memory;
   PinnedBuffer host;
   ScanWorkspace workspace;

@@ -27,8 +27,7 @@ std::int64_t tile_bytes(const SessionShape& shape) {
 /// The shape that workspaces are made for, without the context that sessions share.
 SessionShape without_context(SessionShape shape) {
   shape.context = nullptr;
-  shape.codes = nullptr;
-  shape.selection = nullptr;
+  shape.index = nullptr;
   return shape;
 }
 

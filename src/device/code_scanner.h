@@ -7,12 +7,12 @@
 #include <span>
 
 #include "index/common/row_tail.h"
-#include "src/device/device_codes.h"
+#include "src/device/device_index.h"
 #include "topkv/types.h"
 
 namespace topkv {
 
-/// Scans the codes of a context (SessionShape::codes), and of one session's own rows.
+/// Scans the codes of a context (SessionShape::index), and of one session's own rows.
 ///
 /// Threads: one thread at a time, except drain_list. On CUDA the caller holds the device's lock in
 /// scan, scan_own and scanned, and from the first scan of a step to ResidentWindow::attend.
@@ -53,7 +53,7 @@ class CodeScanner {
 
   /// Sets codes of the session's own rows, from the first row on. Later scans read them beside the
   /// context's. Waits for work that has begun. Throws OutOfMemory, and is then as it was.
-  virtual void scan_own(std::shared_ptr<const DeviceCodes> codes) = 0;
+  virtual void scan_own(std::shared_ptr<const DeviceIndex> codes) = 0;
 
   /// With SessionShape::has_row_rules, after a scan: returns its partials, of rare rows and of the
   /// tail. The caller then adds the tail. Waits for them. Valid until the next scan or the end of

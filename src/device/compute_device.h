@@ -26,7 +26,7 @@
 #include "index/lists/clustering.h"
 #include "src/core/math/matrix.h"
 #include "src/device/decode_backend.h"
-#include "src/device/device_codes.h"
+#include "src/device/device_index.h"
 #include "src/device/device_prefill.h"
 #include "src/device/device_sizes.h"
 #include "src/device/phase_clock.h"
@@ -265,7 +265,7 @@ class ComputeDevice : public DeviceSizes {
   ///
   /// It locks the device itself, for a part of the work at a time. REQUIRES: scans_codes(shape),
   /// and the caller does not hold the lock. Throws OutOfMemory.
-  virtual std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& /*shape*/,
+  virtual std::shared_ptr<const DeviceIndex> keep_codes(const AttentionShape& /*shape*/,
                                                         std::span<const HeadCodes> /*heads*/) {
     return nullptr;
   }
@@ -275,8 +275,8 @@ class ComputeDevice : public DeviceSizes {
   ///
   /// It locks the device as keep_codes does. REQUIRES: selects(shape, the most entries of a head).
   /// Throws OutOfMemory.
-  virtual std::shared_ptr<const DeviceSelection> keep_selection(
-      const AttentionShape& /*shape*/, std::span<const StandIns> /*heads*/) {
+  virtual std::shared_ptr<const DeviceIndex> keep_selection(const AttentionShape& /*shape*/,
+                                                            std::span<const StandIns> /*heads*/) {
     return nullptr;
   }
 

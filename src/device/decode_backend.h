@@ -22,8 +22,8 @@ struct DecodeBackend {
   std::shared_ptr<void> owner;       ///< owns what the others point to
   DecodeInputs* inputs = nullptr;    ///< never null
   ResidentWindow* window = nullptr;  ///< never null
-  CodeScanner* scanner = nullptr;    ///< null: there are no SessionShape::codes
-  EntryChooser* chooser = nullptr;   ///< null: there is no SessionShape::selection
+  CodeScanner* scanner = nullptr;    ///< null: not SessionShape::scans
+  EntryChooser* chooser = nullptr;   ///< null: not SessionShape::chooses
   AsyncScan* async = nullptr;        ///< null: no step goes ahead of its lists
 };
 

@@ -8,8 +8,8 @@
 
 namespace topkv {
 
-/// Chooses entries of an index (pages, clusters, rows) for one session, by the key summaries in
-/// SessionShape::selection.
+/// Chooses entries of an index (pages, clusters, rows) for one session, by the key summaries of
+/// SessionShape::index.
 ///
 /// Threads: one thread at a time. The caller holds the device's lock in choose.
 class EntryChooser {

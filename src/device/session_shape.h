@@ -5,8 +5,7 @@
 #include <memory>
 
 #include "src/attention/block_attention.h"
-#include "src/device/device_codes.h"
-#include "src/device/device_selection.h"
+#include "src/device/device_index.h"
 #include "src/store/row_store.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
@@ -29,12 +28,11 @@ struct SessionShape {
   std::int64_t sinks = 4;
   std::int64_t dense_layers = 0;
   std::int64_t max_tokens = most_step_tokens;  ///< the most tokens of one step
-  /// The context's codes, if the device scans them. Null: it scans nothing.
-  std::shared_ptr<const DeviceCodes> codes = {};
-  std::int64_t most_rows = 0;   ///< the most rows that any scan is asked for, for each query head
-  std::int64_t usual_rows = 0;  ///< the rows that a first scan is asked for, for each query head
-  /// The context's key summaries, if the device chooses entries by them. Null: it chooses nothing.
-  std::shared_ptr<const DeviceSelection> selection = {};
+  /// The device's copy of the context's index, by which the device scans or chooses entries. Null:
+  /// the device does neither.
+  std::shared_ptr<const DeviceIndex> index = {};
+  std::int64_t most_rows = 0;     ///< the most rows that any scan is asked for, for each query head
+  std::int64_t usual_rows = 0;    ///< the rows that a first scan is asked for, for each query head
   std::int64_t most_entries = 0;  ///< the most entries that are chosen for a head
   std::int64_t most_own = 0;      ///< the session's capacity for tokens of its own
   bool tail = false;              ///< the session has a tail: an estimate is added to each step
@@ -42,6 +40,10 @@ struct SessionShape {
   /// caller then reads the partials of the window and of scans, to judge each round.
   bool has_row_rules = false;
 
+  /// Returns whether the device scans codes.
+  bool scans() const { return index && index->has_codes(); }
+  /// Returns whether the device chooses entries by key summaries.
+  bool chooses() const { return index && !index->has_codes(); }
   /// Returns whether a layer searches for rows beyond the rows that are attended in any case.
   bool retrieves(std::int64_t layer) const {
     return attention.window_of(layer) == 0 && layer >= dense_layers;

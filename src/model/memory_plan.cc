@@ -13,7 +13,7 @@
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/model/network/key_bias.h"
-#include "src/session/codes_on_device.h"
+#include "src/session/index_on_device.h"
 #include "src/session/session_sizes.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
@@ -94,7 +94,7 @@ IndexBytes index_bytes(const AttentionShape& shape, const std::string& text, std
   RetrievalOptions retrieval;
   retrieval.index = text;
   retrieval.host_search = host_search;
-  return {heads * tokens * of_row, device_code_bytes(shape, retrieval, tokens, device)};
+  return {heads * tokens * of_row, device_index_bytes(shape, retrieval, tokens, device)};
 }
 
 class Planner {

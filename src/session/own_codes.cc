@@ -8,7 +8,7 @@
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopping.h"
 #include "src/core/threads/stopwatch.h"
-#include "src/session/codes_on_device.h"
+#include "src/session/index_on_device.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -37,13 +37,13 @@ void OwnCodes::make() {
   const std::int64_t rows = rows_to_code(session_);
   Segment segment = session_.segments.back();
   segment.most_tokens = rows;
-  std::shared_ptr<const DeviceCodes> codes;
+  std::shared_ptr<const DeviceIndex> codes;
   bool room = true;
   try {
     reach_fault("session.code_own");
     segment.indices = {
         build_index(session_.indices[0]->spec, session_.shape, segment, {}, session_.device)};
-    codes = upload_codes(session_.device, session_.shape, segment, *segment.indices[0]);
+    codes = upload_index(session_.device, session_.shape, segment, *segment.indices[0]);
     reach_fault("session.scan_own");
     room = codes != nullptr;  // null: there are more than a scan can count
     const auto lock = session_.device.compute()->lock();
@@ -64,11 +64,10 @@ void OwnCodes::make() {
   }
   tokens_ = tried_ = rows;
   segment_ = std::move(segment);
-  codes_ = std::move(codes);
   SessionStats& stats = session_.stats;
   stats.coded_tokens = tokens_;
   stats.coded_bytes = segment_.indices[0]->memory(true);
-  stats.device_index_bytes = session_.spec.codes->memory() + codes_->memory();
+  stats.device_index_bytes = session_.spec.index->memory() + codes->memory();
   session_.times(0).append += coding.seconds();
 }
 

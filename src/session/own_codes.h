@@ -6,9 +6,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
-#include "src/device/device_codes.h"
 #include "src/session/session_core.h"
 
 namespace topkv {
@@ -47,7 +45,6 @@ class OwnCodes {
   std::int64_t tokens_ = 0;
   std::int64_t tried_ = 0;  // own rows before the window when making codes was last tried
   Segment segment_ = {};    // these rows, with their index of codes
-  std::shared_ptr<const DeviceCodes> codes_;  // null: no own row has codes
 };
 
 }  // namespace topkv

@@ -27,7 +27,7 @@ void keep(const std::vector<std::int64_t>& queries, std::int64_t width, std::vec
 
 /// Returns which queries share rows, or must be given to the search or the tail together.
 ChoosesFor together(const SessionCore& session) {
-  const bool shared = session.spec.codes || session.options.select_by == SelectBy::group;
+  const bool shared = session.spec.scans() || session.options.select_by == SelectBy::group;
   ChoosesFor most = shared ? ChoosesFor::group : ChoosesFor::query;
   for (const SegmentIndex* index : {session.indices[0], session.tail})
     if (index != nullptr) most = std::max(most, index->spec.factory().traits().chooses_for);

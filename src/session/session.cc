@@ -8,7 +8,6 @@
 
 #include "index/common/index_factory.h"
 #include "src/context/attention_step.h"
-#include "src/session/codes_on_device.h"
 #include "src/session/session_state.h"
 #include "topkv/error.h"
 
@@ -51,13 +50,13 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
                       const Device& where)
     : core(ctx, *ctx->segment_, std::move(opts), where),
       heads(core),
-      own_codes(core, core.spec.codes && core.spec.tail && !core.spec.has_row_rules),
+      own_codes(core, core.spec.scans() && core.spec.tail && !core.spec.has_row_rules),
       window(core),
-      own_rows(core, heads, own_codes, core.spec.codes != nullptr),
+      own_rows(core, heads, own_codes, core.spec.scans()),
       chunks(core),
       figures_before(static_cast<std::size_t>(core.shape.layers)) {
   const SessionShape& spec = core.spec;
-  if (spec.codes) {
+  if (spec.scans()) {
     scan = std::make_unique<ScanSource>(core, heads, own_rows, own_codes);
     beyond = {scan.get(), &own_rows};
   } else {

@@ -5,8 +5,7 @@
 #include <utility>
 
 #include "index/common/index_factory.h"
-#include "src/session/codes_on_device.h"
-#include "src/session/selection_on_device.h"
+#include "src/session/index_on_device.h"
 #include "src/session/session_sizes.h"
 #include "topkv/error.h"
 
@@ -62,33 +61,28 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
         "holds " +
         context->dtype().name() + ": prefill it with kv_dtype bf16");
   }
-  // The host searches with another tail, or when a group shares its rows. It searches for itself
-  // with an index that can have no tail: that takes no longer, and ranks rows by their keys. A
-  // device may choose entries in place of the host's search.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || spec.retrieves(l);
   spec.tail = retrieves && options.tail != no_tail;
   spec.has_row_rules = spec.tail && (options.mass || options.error);
   if (spec.has_row_rules) schedule.use_rules();
-  const bool on_device = device.is_cuda() && !options.host_search;
-  if (retrieves && can_use_scan(options) &&
-      (device.is_cuda() ? on_device : IndexSpec(options.index).has_tail())) {
-    spec.codes = upload_codes(device, shape, segments[0], *indices[0]);
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
-      spec.usual_rows = std::max(spec.usual_rows, schedule.first(l));
-      spec.most_rows = std::max(spec.most_rows, schedule.last(l));
+  if (retrieves && indices[0] != nullptr) {
+    // Codes are searched, not scanned, with another tail, or when a group shares its rows. The host
+    // searches codes that can have no tail: that takes no longer, and ranks rows by their keys. A
+    // device may choose entries in place of the host's search.
+    const IndexTraits& of = indices[0]->spec.factory().traits();
+    if ((device.is_cuda() ? !options.host_search : of.has_tail) &&
+        (!of.has_codes || can_use_scan(options))) {
+      spec.index = upload_index(device, shape, segments[0], *indices[0]);
     }
   }
-  if (spec.codes) stats.device_index_bytes = spec.codes->memory();
-  if (retrieves && on_device && !spec.codes && indices[0] != nullptr)
-    spec.selection = upload_key_summaries(device, shape, *indices[0]);
-  if (spec.selection) {
-    stats.device_index_bytes = spec.selection->memory();
-    for (std::int64_t l = 0; l < shape.layers; ++l)
-      spec.most_entries =
-          std::max(spec.most_entries, spec.selection->most_entries(l, schedule.k(l)));
+  if (spec.index) stats.device_index_bytes = spec.index->memory();
+  for (std::int64_t l = 0; spec.index && l < shape.layers; ++l) {
+    spec.usual_rows = std::max(spec.usual_rows, schedule.first(l));
+    spec.most_rows = std::max(spec.most_rows, schedule.last(l));
+    spec.most_entries = std::max(spec.most_entries, spec.index->most_entries(l, schedule.k(l)));
   }
-  searched_segments = segments.size() - (spec.codes || spec.tail ? 1 : 0);
+  searched_segments = segments.size() - (spec.scans() || spec.tail ? 1 : 0);
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(spec);
 }

@@ -7,13 +7,13 @@
 
 #include "index/codes/code_tail.h"
 #include "index/codes/codes_index.h"
-#include "src/device/device_codes.h"
+#include "src/device/device_index.h"
 #include "topkv/view.h"
 
 namespace topkv {
 
 /// The codes of all layers and KV heads. It points to an index and its tail, and copies nothing.
-class HostCodes final : public DeviceCodes {
+class HostCodes final : public DeviceIndex {
  public:
   struct Head {
     const CodesIndex* index = nullptr;  ///< codes of keys; null: the layer has no index
@@ -25,6 +25,7 @@ class HostCodes final : public DeviceCodes {
   HostCodes(std::vector<Head> heads, std::int64_t kv_heads)
       : heads_(std::move(heads)), kv_heads_(kv_heads) {}
 
+  bool has_codes() const override { return true; }
   std::int64_t memory() const override { return 0; }  // none of its own
 
   const Head& head(std::int64_t layer, std::int64_t kv_head) const {

@@ -17,7 +17,7 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
  public:
   explicit HostDecode(const SessionShape& shape)
       : step_(shape),
-        scanner_(shape.codes ? std::make_unique<HostScanner>(step_) : nullptr),
+        scanner_(shape.scans() ? std::make_unique<HostScanner>(step_) : nullptr),
         figures_(static_cast<std::size_t>(shape.attention.layers)) {}
   HostDecode(const HostDecode&) = delete;  // its scanner points to its step
   HostDecode& operator=(const HostDecode&) = delete;

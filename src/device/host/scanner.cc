@@ -17,7 +17,7 @@ HostScanner& scanner(const CodeScanner::ScanOf& part) {
   return static_cast<HostScanner&>(*part.scanner);
 }
 
-const HostCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
+const HostCodes& codes_of(const std::shared_ptr<const DeviceIndex>& codes) {
   return static_cast<const HostCodes&>(*codes);
 }
 
@@ -33,7 +33,7 @@ HostScanner::HostScanner(HostStep& step)
     : CodeScanner(std::clamp<std::int64_t>(most_lists / step.shape.attention.kv_heads, 1, 8)),
       step_(step) {}
 
-void HostScanner::scan_own(std::shared_ptr<const DeviceCodes> codes) {
+void HostScanner::scan_own(std::shared_ptr<const DeviceIndex> codes) {
   own_codes_ = std::move(codes);
 }
 
@@ -45,7 +45,7 @@ void HostScanner::begin_step() {
 void HostScanner::scan(std::int64_t layer, std::span<const ScanOf> parts) {
   reach_fault("session.scan");
   for (const ScanOf& part : parts) scanner(part).begin_scan(part.scan);
-  scan(codes_of(step_.shape.codes), layer, parts, &HostScanner::of_context_);
+  scan(codes_of(step_.shape.index), layer, parts, &HostScanner::of_context_);
   for (const ScanOf& part : parts) {
     const HostScanner& of = scanner(part);
     if (!part.scan.own.empty())

@@ -21,7 +21,7 @@ class HostScanner final : public CodeScanner {
 
   void scan(std::int64_t layer, std::span<const ScanOf> parts) override;
   std::int64_t scan_tokens(std::int64_t /*rows*/) const override { return step_.shape.max_tokens; }
-  void scan_own(std::shared_ptr<const DeviceCodes> codes) override;
+  void scan_own(std::shared_ptr<const DeviceIndex> codes) override;
   TailParts scanned() override { return of_context_.parts(); }
   void drain_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& on_row,
                   const std::function<bool()>& while_waiting) override;
@@ -55,7 +55,7 @@ class HostScanner final : public CodeScanner {
   void end_scan(const Scan& scan);
 
   HostStep& step_;
-  std::shared_ptr<const DeviceCodes> own_codes_;  // null: own rows have no codes
+  std::shared_ptr<const DeviceIndex> own_codes_;  // null: own rows have no codes
   Found of_context_;
   Found of_own_;
   bool scanned_ = false;  // in this step

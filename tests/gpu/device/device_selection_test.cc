@@ -92,7 +92,7 @@ struct Made {
   std::vector<test::Keys> keys;
   std::vector<std::unique_ptr<KeyIndex>> indices;
   std::vector<StandIns> heads;
-  std::shared_ptr<const DeviceSelection> selection;
+  std::shared_ptr<const DeviceIndex> selection;
 };
 
 AttentionShape shape_of(std::int64_t kv_heads, std::int64_t group, std::int64_t dim) {

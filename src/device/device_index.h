@@ -1,6 +1,8 @@
-// Codes on a device: codes of a context, or of a session's own rows, that the device itself scans.
-// They summarise keys and values (index/codes/key_codes.h, index/codes/value_codes.h) and lie where
-// the arithmetic is, so that the device can score every key.
+// A device's copy of an index: of a context's, or of the index over a session's own rows.
+//
+// A device that scans has codes of keys and values (index/codes/key_codes.h,
+// index/codes/value_codes.h), so that it can score every key. A device that chooses has key
+// summaries (index/common/stand_ins.h), by which it chooses entries: pages, keys or clusters.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +31,20 @@ struct HeadCodes {
   float value_variance = 0, value_error_variance = 0;  ///< ValueCoder's
 };
 
-/// A device's copy of codes. ComputeDevice::keep_codes makes it, or it is a HostCodes.
-/// CodeScanner::scan of that device reads it.
-class DeviceCodes {
+/// A device's copy of an index, in all layers. ComputeDevice::keep_codes or keep_selection makes
+/// it, or it is a HostCodes. CodeScanner::scan or EntryChooser::choose of that device reads it.
+/// Const members are safe from any thread.
+class DeviceIndex {
  public:
-  virtual ~DeviceCodes() = default;
+  virtual ~DeviceIndex() = default;
 
+  /// Returns whether it has codes, which the device scans. False: it has key summaries.
+  virtual bool has_codes() const = 0;
   /// Returns the bytes of the device's memory that it takes.
   virtual std::int64_t memory() const = 0;
+  /// With key summaries: returns the most entries of a head that are chosen in a layer to hold k
+  /// rows. 0: the layer has no summaries.
+  virtual std::int64_t most_entries(std::int64_t /*layer*/, std::int64_t /*k*/) const { return 0; }
 };
 
 }  // namespace topkv
