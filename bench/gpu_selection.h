@@ -24,9 +24,9 @@
 
 namespace bench {
 
+using topkv::PartialView;
 using topkv::gpu::ChosenEntries;
 using topkv::gpu::CudnnAttention;
-using topkv::gpu::DevicePartial;
 using topkv::gpu::DeviceRows;
 using topkv::gpu::Event;
 using topkv::gpu::HeadStepQueries;
@@ -105,7 +105,7 @@ struct Layers {
             .head_stride = shape.rows * shape.head_dim,
             .count = shape.rows};
   }
-  DevicePartial partial() const { return {out.data(), lse.data()}; }
+  PartialView partial() const { return {out.data(), lse.data()}; }
 
   Shape shape;
   std::unique_ptr<Array<__nv_bfloat16>> queries;

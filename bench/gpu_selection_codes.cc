@@ -58,9 +58,9 @@ void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double ban
     for (std::int64_t h = 0; h < shape.head_steps(); ++h)
       scan.range[h] = coded.range(copy, h, {0, shape.rows});
     scan.token[scan.tokens++] = {.query = queries.data(),
-                                 .rare = {rare.data(), rare_lse.data()},
-                                 .estimate = {estimate.data(), estimate_lse.data()},
-                                 .noise = noise.data(),
+                                 .parts = {{estimate.data(), estimate_lse.data()},
+                                           {rare.data(), rare_lse.data()},
+                                           noise.data()},
                                  .found = found.data()};
     scan.splits = coded.splits(1);
     return scan;

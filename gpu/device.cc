@@ -328,9 +328,9 @@ void CudaDevice::copy(const float* from, std::int64_t count, float* to) {
 
 void CudaDevice::merge(PartialView into, PartialView other, void* stream) {
   StepParts parts;
-  parts.exact = {into.out, into.lse};
-  parts.found = {other.out, other.lse};
-  give_step(parts, into.heads, into.head_dim, into.out, into.lse, stream_);
+  parts.exact = into;
+  parts.found = other;
+  give_step(parts, into, stream_);
   if (const auto user = static_cast<cudaStream_t>(stream); user != nullptr) {
     merged_.record(stream_);
     merged_.block(user);

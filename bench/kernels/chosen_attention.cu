@@ -420,7 +420,7 @@ std::int64_t chosen_workspace_bytes(std::int64_t head_dim) {
 }
 
 void attend_chosen(const HeadStepQueries& queries, const DeviceRows& rows,
-                   const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
+                   const ChosenEntries& chosen, std::int64_t page, const PartialView& partial,
                    const ChosenWorkspace& workspace, cudaStream_t stream) {
   check_queries("attention over chosen rows", queries);
   if (page < 1 || (page & (page - 1)) != 0 || page > 4096 || rows.split < rows.count ||

@@ -25,7 +25,7 @@ std::int64_t chosen_workspace_bytes(std::int64_t head_dim);
 /// of the last page of every head step; the rows lie in one block. Rows are spread over the device
 /// by their number, not by head step.
 void attend_chosen(const HeadStepQueries& queries, const DeviceRows& rows,
-                   const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
+                   const ChosenEntries& chosen, std::int64_t page, const PartialView& partial,
                    const ChosenWorkspace& workspace, cudaStream_t stream);
 
 }  // namespace topkv::gpu

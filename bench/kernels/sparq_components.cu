@@ -65,7 +65,7 @@ void spread_components(const __nv_bfloat16* keys, std::int64_t head_steps, std::
 }
 
 void reallocate_mean(const HeadStepQueries& queries, const float* shares, const float* means,
-                     const DevicePartial& partial, cudaStream_t stream) {
+                     const PartialView& partial, cudaStream_t stream) {
   check_queries("the mean value", queries);
   const std::int64_t count = queries.head_steps * queries.group * queries.head_dim;
   if (count == 0) return;

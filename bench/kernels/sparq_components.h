@@ -22,6 +22,6 @@ void spread_components(const __nv_bfloat16* keys, std::int64_t head_steps, std::
 /// SparQ's mean value reallocation: out = share out + (1 - share) mean. shares: [head_steps,
 /// group]; means: [head_steps, head_dim].
 void reallocate_mean(const HeadStepQueries& queries, const float* shares, const float* means,
-                     const DevicePartial& partial, cudaStream_t stream);
+                     const PartialView& partial, cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -59,7 +59,7 @@ SqueezedAttention::SqueezedAttention(CudnnAttention& cudnn, const Shape& shape)
 }
 
 void SqueezedAttention::attend(const SqueezedQueries& queries, const DeviceRows& rows,
-                               const ChosenEntries& chosen, const DevicePartial& partial, Into into,
+                               const ChosenEntries& chosen, const PartialView& partial, Into into,
                                std::byte* workspace, cudaStream_t stream) {
   if (queries.tokens != shape_.tokens || queries.head_steps != shape_.head_steps ||
       queries.group != shape_.group || queries.head_dim != shape_.head_dim ||

@@ -74,7 +74,7 @@ class SqueezedAttention {
   /// head steps. REQUIRES: the queries have the shape; there are no more rows than shape.rows; the
   /// rows lie in one block; entries are rows.
   void attend(const SqueezedQueries& queries, const DeviceRows& rows, const ChosenEntries& chosen,
-              const DevicePartial& partial, Into into, std::byte* workspace, cudaStream_t stream);
+              const PartialView& partial, Into into, std::byte* workspace, cudaStream_t stream);
 
  private:
   /// Offsets in the workspace, in bytes.

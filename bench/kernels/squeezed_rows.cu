@@ -142,9 +142,8 @@ __global__ void __launch_bounds__(block)
 /// By a warp, `each` elements a lane: head `number` of all tokens' heads.
 template <int each>
 __device__ __forceinline__ void merge_head(const SqueezedQueries& queries,
-                                           const SqueezedPieces& pieces,
-                                           const DevicePartial& partial, bool merge,
-                                           std::int64_t number) {
+                                           const SqueezedPieces& pieces, const PartialView& partial,
+                                           bool merge, std::int64_t number) {
   const std::int64_t heads = queries.head_steps * queries.group;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const std::int64_t token = number / heads;
@@ -193,7 +192,7 @@ __device__ __forceinline__ void merge_head(const SqueezedQueries& queries,
 template <int each>
 __global__ void __launch_bounds__(block)
     merge_kernel(const SqueezedQueries queries, const SqueezedPieces pieces,
-                 const DevicePartial partial, bool merge) {
+                 const PartialView partial, bool merge) {
   await_previous();
   if (merge && pieces.first[queries.head_steps] <= pieces.begin) return;
   const std::int64_t count = queries.tokens * queries.head_steps * queries.group;
@@ -231,7 +230,7 @@ void pack_pieces(const SqueezedQueries& queries, const DeviceRows& rows,
 }
 
 void merge_pieces(const SqueezedQueries& queries, const SqueezedPieces& pieces,
-                  const DevicePartial& partial, Into into, cudaStream_t stream) {
+                  const PartialView& partial, Into into, cudaStream_t stream) {
   const std::int64_t heads = queries.tokens * queries.head_steps * queries.group;
   const auto blocks =
       static_cast<unsigned>(std::min(most_blocks, std::int64_t{all_blocks(heads, block / warp)}));

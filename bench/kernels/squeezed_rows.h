@@ -40,6 +40,6 @@ void pack_pieces(const SqueezedQueries& queries, const DeviceRows& rows,
 /// Merges the partials of the pieces into the partials of their heads. With Into::overwrite, the
 /// old partials do not count; a head without pieces gets the empty partial.
 void merge_pieces(const SqueezedQueries& queries, const SqueezedPieces& pieces,
-                  const DevicePartial& partial, Into into, cudaStream_t stream);
+                  const PartialView& partial, Into into, cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -259,7 +259,7 @@ bool attention_supports(std::int64_t head_dim) {
 }
 
 void attend(const AttentionQueries& queries, const DeviceRows& rows,
-            const DeviceVisibility& visible, const DevicePartial& partial, Into into,
+            const DeviceVisibility& visible, const PartialView& partial, Into into,
             cudaStream_t stream) {
   check(queries, rows);
   if (queries.tokens <= 0 || queries.q_heads == 0) return;

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "topkv/attention.h"
+
 namespace topkv::gpu {
 
 /// A view of keys and values of each KV head: [kv_heads] blocks of [slots, head_dim] bf16, 16-byte
@@ -46,26 +48,19 @@ struct DeviceVisibility {
   std::int64_t sinks = 0;
 };
 
-/// A view of a partial in device memory, float32: out [tokens, q_heads, head_dim] and lse [tokens,
-/// q_heads], natural log.
-struct DevicePartial {
-  float* out = nullptr;
-  float* lse = nullptr;
-};
-
 /// Whether a result overwrites a partial or is merged into it.
 enum class Into : bool { overwrite, merge };
 
 /// Whether attend() has a kernel for this head dim.
 bool attention_supports(std::int64_t head_dim);
 
-/// Computes the partial of the queries over the rows that they see. It overwrites `partial`, or is
-/// merged into it. A query that sees no row gives the empty partial (0, -inf). Asynchronous on the
-/// stream. Throws Unsupported for a head dim without a kernel. Throws InvalidArgument unless scale
-/// > 0, softcap >= 0, split >= 0 and all counts are at most 2^30. Throws Error when the launch
-/// fails.
+/// Computes the partial of the queries over the rows that they see. It overwrites `partial`, of
+/// [tokens, q_heads] heads in device memory, or is merged into it. A query that sees no row gives
+/// the empty partial (0, -inf). Asynchronous on the stream. Throws Unsupported for a head dim
+/// without a kernel. Throws InvalidArgument unless scale > 0, softcap >= 0, split >= 0 and all
+/// counts are at most 2^30. Throws Error when the launch fails.
 void attend(const AttentionQueries& queries, const DeviceRows& rows,
-            const DeviceVisibility& visible, const DevicePartial& partial, Into into,
+            const DeviceVisibility& visible, const PartialView& partial, Into into,
             cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -37,7 +37,7 @@ struct CudnnLengths {
   const int* rows = nullptr;
 };
 
-/// A view of cuDNN's result in device memory. Its layout differs from DevicePartial.
+/// A view of cuDNN's result in device memory. Its layout differs from PartialView.
 struct CudnnPartial {
   __nv_bfloat16* out = nullptr;  ///< [tokens, q_heads, head_dim]
   float* lse = nullptr;          ///< [q_heads, tokens], natural log
@@ -80,7 +80,7 @@ class CudnnAttention {
 /// Overwrites `partial` with cuDNN's result, or merges the result into it. Asynchronous on the
 /// stream.
 void store_cudnn_partial(const CudnnPartial& from, std::int64_t tokens, std::int64_t q_heads,
-                         std::int64_t head_dim, const DevicePartial& partial, Into into,
+                         std::int64_t head_dim, const PartialView& partial, Into into,
                          cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -10,7 +10,7 @@ constexpr int threads = 256;
 /// One warp a head.
 __global__ void __launch_bounds__(threads)
     store_kernel(CudnnPartial from, std::int64_t tokens, std::int64_t q_heads,
-                 std::int64_t head_dim, DevicePartial partial, bool merge) {
+                 std::int64_t head_dim, PartialView partial, bool merge) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t head =
       (static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x) / 32;  // of tokens x q_heads
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 void store_cudnn_partial(const CudnnPartial& from, std::int64_t tokens, std::int64_t q_heads,
-                         std::int64_t head_dim, const DevicePartial& partial, Into into,
+                         std::int64_t head_dim, const PartialView& partial, Into into,
                          cudaStream_t stream) {
   if (tokens * q_heads == 0) return;
   const auto blocks = static_cast<unsigned>((tokens * q_heads * 32 + threads - 1) / threads);

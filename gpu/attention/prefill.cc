@@ -173,14 +173,15 @@ class CudaPrefill final : public DevicePrefill {
     reach_fault("prefill.rows");
     const DeviceRows own = take_rows(step);
     take_queries(step);
-    const DevicePartial partial{
+    const PartialView partial{
         step.out,
-        step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse)};
+        step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse),
+        step.tokens * shape_.q_heads, shape_.head_dim};
     reach_fault("prefill.attend");
     each_chunk(shape_, step, first,
                [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
-                 const std::int64_t heads = begin * shape_.q_heads;
-                 const DevicePartial to{partial.out + heads * shape_.head_dim, partial.lse + heads};
+                 const PartialView to =
+                     partial.part(begin * shape_.q_heads, count * shape_.q_heads);
                  for (const ChunkPass& pass : passes) {
                    attend_pass(step.layer, queries_of(pass, first, begin, count), pass.sees, own,
                                first, to, &pass == passes.begin() ? Into::overwrite : Into::merge);
@@ -197,7 +198,7 @@ class CudaPrefill final : public DevicePrefill {
   /// Of one query of some tokens over the positions that it meets: of the step's own rows and of
   /// those before `first`, which were there before.
   void attend_pass(std::int64_t layer, const AttentionQueries& queries, const PositionRange& sees,
-                   const DeviceRows& own, std::int64_t first, const DevicePartial& partial,
+                   const DeviceRows& own, std::int64_t first, const PartialView& partial,
                    Into into) {
     const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
     const PositionRange of_own = sees.within({own.first, own.first + own.count});
@@ -294,7 +295,7 @@ class CudaPrefill final : public DevicePrefill {
   /// A full chunk that sees its own rows, or all of a tile, goes through cuDNN where it is, all
   /// else through our kernel.
   void attend_rows(const AttentionQueries& queries, const DeviceRows& rows,
-                   const DeviceVisibility& visible, const DevicePartial& partial, Into into) {
+                   const DeviceVisibility& visible, const PartialView& partial, Into into) {
     // With rows of some tokens only, the causal edge is not where cuDNN has it.
     const bool fits = visible.causal ? rows.count == queries.tokens : is_planned(rows.count);
     if (cudnn_ != nullptr && visible.window == 0 && queries.tokens == chunk_ && fits) {

@@ -26,24 +26,24 @@ constexpr int give_threads = 1024;
 
 /// A warp. What it reads of `found` is there. own: there is of_own.
 template <bool own>
-__device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_t head_dim,
-                          float* out, float* lse) {
-  const DevicePartial& exact = parts.exact;
-  const DevicePartial& found = parts.found;
-  const GivenScan& context = parts.of_context;
+__device__ void give_head(const StepParts& parts, std::int64_t head, const PartialView& to) {
+  const std::int64_t head_dim = to.head_dim;
+  const PartialView& exact = parts.exact;
+  const PartialView& found = parts.found;
+  const TailParts& context = parts.of_context;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const bool any_tail = context.estimate.out != nullptr;
   // All is asked for at once: some of it lies in the host's memory.
-  const auto lse_of = [&](const DevicePartial& part) {
+  const auto lse_of = [&](const PartialView& part) {
     return part.out != nullptr ? part.lse[head] : -INFINITY;
   };
   const float found_lse = lse_of(found);
   const float before = exact.lse[head];
   Weights tails{1.0F, 0.0F, lse_of(context.estimate)};
-  Weights rare{1.0F, 0.0F, lse_of(context.rare)};
+  Weights rare{1.0F, 0.0F, lse_of(context.exact)};
   if constexpr (own) {
     tails = merge_weights(tails.lse, lse_of(parts.of_own.estimate));
-    rare = merge_weights(rare.lse, lse_of(parts.of_own.rare));
+    rare = merge_weights(rare.lse, lse_of(parts.of_own.exact));
   }
   float size = 0;
   float apart = 0;
@@ -58,15 +58,15 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
-      const auto value = [&](const DevicePartial& part) {
+      const auto value = [&](const PartialView& part) {
         return part.out != nullptr && d < head_dim ? part.out[head * head_dim + d] : 0.0F;
       };
       theirs[i] = value(found);
       resident[i] = value(exact);
-      few[i] = value(context.rare);
+      few[i] = value(context.exact);
       estimated[i] = value(context.estimate);
       if constexpr (own) {
-        few[i] = rare.before * few[i] + rare.now * value(parts.of_own.rare);
+        few[i] = rare.before * few[i] + rare.now * value(parts.of_own.exact);
         const float other = value(parts.of_own.estimate);
         between += (estimated[i] - other) * (estimated[i] - other);
         estimated[i] = tails.before * estimated[i] + tails.now * other;
@@ -81,14 +81,14 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_
       if (d >= head_dim) break;
       float x = here.before * resident[i] + here.now * few[i];
       x = all.before * (some.before * x + some.now * theirs[i]) + all.now * estimated[i];
-      out[head * head_dim + d] = x;
+      to.out[head * head_dim + d] = x;
       size += x * x;
       apart += (x - estimated[i]) * (x - estimated[i]);
     }
   }
   const float lse_of_all = __shfl_sync(all_lanes, all.lse, 0);
   __syncwarp();  // all lanes have read the old lse, which may lie there
-  if (lane == 0 && lse != nullptr) lse[head] = lse_of_all;
+  if (lane == 0 && to.lse != nullptr) to.lse[head] = lse_of_all;
   if (!any_tail) return;
   size = warp_sum(size);
   apart = warp_sum(apart);
@@ -108,8 +108,7 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_
 /// memory, for many that do take turns there, 1 µs each.
 template <bool own>
 __global__ void __launch_bounds__(give_threads)
-    give_kernel(const __grid_constant__ StepParts parts, std::int64_t heads, std::int64_t head_dim,
-                float* out, float* lse) {
+    give_kernel(const __grid_constant__ StepParts parts, const __grid_constant__ PartialView out) {
   if (parts.ready != nullptr) {
     if (threadIdx.x == 0) {
       int turn = 0;
@@ -125,8 +124,7 @@ __global__ void __launch_bounds__(give_threads)
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * blockDim.x / warp;
   const std::int64_t first =
       (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp;
-  for (std::int64_t head = first; head < heads; head += warps)
-    give_head<own>(parts, head, head_dim, out, lse);
+  for (std::int64_t head = first; head < out.heads; head += warps) give_head<own>(parts, head, out);
 }
 
 }  // namespace
@@ -137,13 +135,11 @@ void take_step(const StepInput& input, cudaStream_t stream) {
   check_launch("the kernel that takes a step");
 }
 
-void give_step(const StepParts& parts, std::int64_t heads, std::int64_t head_dim, float* out,
-               float* lse, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((heads - 1) / (block / warp) + 1);
+void give_step(const StepParts& parts, const PartialView& out, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>((out.heads - 1) / (block / warp) + 1);
   const bool waits = parts.ready != nullptr;
-  const auto kernel = parts.of_own.rare.out != nullptr ? give_kernel<true> : give_kernel<false>;
-  kernel<<<waits ? 1 : blocks, waits ? give_threads : block, 0, stream>>>(parts, heads, head_dim,
-                                                                          out, lse);
+  const auto kernel = parts.of_own.exact.out != nullptr ? give_kernel<true> : give_kernel<false>;
+  kernel<<<waits ? 1 : blocks, waits ? give_threads : block, 0, stream>>>(parts, out);
   check_launch("the kernel that gives a step's results");
 }
 

@@ -32,26 +32,19 @@ struct StepInput {
 /// stream.
 void take_step(const StepInput& input, cudaStream_t stream);
 
-/// The results of scans over codes. A null `out` means no such partial. The host's tail has this
-/// form too, in page-locked memory.
-struct GivenScan {
-  DevicePartial rare;
-  DevicePartial estimate;            ///< the tail
-  const TailNoise* noise = nullptr;  ///< [heads]
-};
-
-/// The partials of all heads of a step.
+/// The partials of all heads of a step. A null `out` means no such partial.
 struct StepParts {
-  DevicePartial exact;
-  DevicePartial found;  ///< in page-locked memory; a null `out` means no such partial
-  GivenScan of_context, of_own;
+  PartialView exact;
+  PartialView found;  ///< in page-locked memory
+  /// The results of scans over codes; exact: over rare rows. The host's tail, in page-locked
+  /// memory, has the place of the context's.
+  TailParts of_context, of_own;
   double* sums = nullptr;      ///< with a tail: exact_mass and error, summed (TailFigures)
   const int* ready = nullptr;  ///< page-locked; `turn` once `found` is complete; null: it is
   int turn = 0;
 };
 
-/// Merges the partials of `heads` heads into out and, unless null, lse. Asynchronous on the stream.
-void give_step(const StepParts& parts, std::int64_t heads, std::int64_t head_dim, float* out,
-               float* lse, cudaStream_t stream);
+/// Merges the partials into `out`. A null out.lse is not wanted. Asynchronous on the stream.
+void give_step(const StepParts& parts, const PartialView& out, cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -40,7 +40,7 @@ __device__ void merge_parts(const CodeScan& scan, int head_step) {
   __threadfence();
   const int heads = scan.head_steps() * scan.group;
   const int first = head_step * scan.group;  // among all heads
-  const DevicePartial& to = scan.token[head_step / scan.kv_heads].rare;
+  const PartialView& to = scan.token[head_step / scan.kv_heads].parts.exact;
   const int row = head_step % scan.kv_heads * scan.group;  // among the token's heads
   static_assert(scan_rare_parts <= warp, "a lane weighs a part");
   for (int g = thread / warp; g < scan.group; g += threads / warp) {

@@ -39,9 +39,7 @@ struct QueryPlan {
 /// One token's part in a scan. Its memory is device memory; `found` is page-locked host memory.
 struct ScanToken {
   const float* query = nullptr;  // [kv_heads * group, head_dim]
-  DevicePartial rare;            // [kv_heads * group] heads: attention over rare rows
-  DevicePartial estimate;        // [kv_heads * group] heads: the tail
-  TailNoise* noise = nullptr;    // [kv_heads * group]
+  TailParts parts;               // [kv_heads * group] heads; exact: over rare rows
   // [lists][kv_heads][1 + capacity]: a length, then positions. They arrive in any order.
   int* found = nullptr;
 };
@@ -83,7 +81,7 @@ struct CodeScan {
   int* arrived = nullptr;                // [head_steps]: warps; 0 before a scan and after it
   float* sums = nullptr;                 // [head_steps][splits][code_group][sum_axes(value_bytes)]
   float2* masses = nullptr;     // [head_steps][splits][code_group]: sum of weights, log2 reference
-  DevicePartial parts;          // [scan_rare_parts][head_steps * group] heads: rare rows
+  PartialView parts;            // [scan_rare_parts][head_steps * group] heads: rare rows
   int* rare_arrived = nullptr;  // [head_steps]: blocks; 0 before a scan and after it
 
   __host__ __device__ int head_steps() const { return tokens * kv_heads; }

@@ -193,17 +193,17 @@ __global__ void __launch_bounds__(threads<D>)
   const int row = head * scan.group + g;  // among the token's heads
   if (d < scan.head_dim) {
     const float tail = base + part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d];
-    token.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
+    token.parts.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
   }
   if (d > 0) return;
   const float s = correction.deviation;
   const float squares = correction.squares;
   const float2 variance = scan.variances[head];
-  token.estimate.lse[row] =
+  token.parts.estimate.lse[row] =
       any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e + correction.add
           : -INFINITY;
-  token.noise[row] = {squares * expm1f(fminf(s * s, largest_tail_variance)), squares * variance.y,
-                      variance.x};
+  token.parts.noise[row] = {squares * expm1f(fminf(s * s, largest_tail_variance)),
+                            squares * variance.y, variance.x};
 }
 
 }  // namespace

@@ -83,21 +83,21 @@ bool ScanWorkspace::add_token(const CudaCodes& codes, std::int64_t layer,
   }
   const std::int64_t d = attention_.head_dim;
   const std::int64_t before = (wanted.token + i) * attention_.q_heads;
-  const auto part = [&](const DevicePartial& all) {
-    return DevicePartial{all.out + before * d, all.lse + before};
-  };
   scan.token[scan.tokens++] = {
       .query = queries + before * d,
-      .rare = part(partial(layout_.rare)),
-      .estimate = part(partial(layout_.estimate)),
-      .noise = noise() + before,
+      .parts = given(true).part(before, attention_.q_heads),
       .found = list({.token = i, .rows = wanted.rows}),
   };
   return true;
 }
 
-GivenScan ScanWorkspace::given(bool tail) const {
-  return {partial(layout_.rare), tail ? partial(layout_.estimate) : DevicePartial{}, noise()};
+TailParts ScanWorkspace::given(bool tail) const {
+  const auto partial = [&](std::int64_t offset) {
+    auto* out = reinterpret_cast<float*>(device_ + offset);
+    return PartialView{out, out + heads_ * attention_.head_dim, heads_, attention_.head_dim};
+  };
+  return {tail ? partial(layout_.estimate) : PartialView{}, partial(layout_.rare),
+          reinterpret_cast<TailNoise*>(device_ + layout_.noise)};
 }
 
 int* ScanWorkspace::list(const CodeScanner::List& list) const {
@@ -115,11 +115,6 @@ void ScanWorkspace::empty(int* list) {
 void ScanWorkspace::empty_all() const {
   std::fill_n(reinterpret_cast<int*>(host_), layout_.host_bytes / std::int64_t{sizeof(int)},
               not_listed);
-}
-
-DevicePartial ScanWorkspace::partial(std::int64_t offset) const {
-  auto* out = reinterpret_cast<float*>(device_ + offset);
-  return {out, out + heads_ * attention_.head_dim};
 }
 
 }  // namespace topkv::gpu

@@ -51,8 +51,9 @@ class ScanWorkspace {
                  std::span<const PositionRange> allowed, std::int64_t i, const float* queries,
                  CodeScan& scan) const;
 
-  /// The partials of the scans for the tokens of a step. tail: whether the scans estimate the tail.
-  GivenScan given(bool tail) const;
+  /// The partials of the scans for the tokens of a step; exact: over rare rows. tail: whether the
+  /// scans estimate the tail.
+  TailParts given(bool tail) const;
 
   /// The list: its length, or not_listed while the device still adds rows, then the rows.
   int* list(const CodeScanner::List& list) const;
@@ -62,9 +63,6 @@ class ScanWorkspace {
   void empty_all() const;
 
  private:
-  DevicePartial partial(std::int64_t offset) const;
-  TailNoise* noise() const { return reinterpret_cast<TailNoise*>(device_ + layout_.noise); }
-
   const AttentionShape& attention_;
   std::int64_t heads_;  // of all tokens of a step
   ScanLayout layout_;

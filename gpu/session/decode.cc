@@ -75,20 +75,19 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
     return {step_.host<float>(layout.host_q), rows(layout.host_k), rows(layout.host_v)};
   }
 
-  PartialView host_partial_buffer() override { return step_.in_memory(step_.layout().host_found); }
+  PartialView host_partial_buffer() override { return step_.found(); }
 
-  void finish(const AttentionStep& given, const HostPartials& host) override {
+  void finish(const AttentionStep& given, const TailParts& host) override {
     StepParts all = parts();
-    if (host.found.heads > 0) {
+    if (host.exact.heads > 0) {
       all.found = step_.found();
-      if (host.found.out != all.found.out) copy(host.found, all.found);
+      if (host.exact.out != all.found.out) copy(host.exact, all.found);
     }
     if (host.estimate.heads > 0) {
-      auto* noise = step_.host<TailNoise>(step_.layout().host_noise);
-      const DevicePartial estimate = step_.in_host_memory(step_.layout().host_estimate);
-      copy(host.estimate, estimate);
-      std::copy_n(host.noise, host.estimate.heads, noise);
-      all.of_context = {{}, estimate, noise};
+      all.of_context = {.estimate = step_.in_memory(step_.layout().host_estimate),
+                        .noise = step_.host<TailNoise>(step_.layout().host_noise)};
+      copy(host.estimate, all.of_context.estimate);
+      std::copy_n(host.noise, host.estimate.heads, all.of_context.noise);
       all.sums = step_.figures_of(given.layer);
     }
     finish(given, all);
@@ -131,7 +130,7 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
   void release_abandoned_waiters() override { step_.progress.release_abandoned_waiters(); }
 
  private:
-  static void copy(PartialView from, const DevicePartial& to) {
+  static void copy(const PartialView& from, const PartialView& to) {
     std::copy_n(from.out, from.heads * from.head_dim, to.out);
     std::copy_n(from.lse, from.heads, to.lse);
   }
@@ -148,7 +147,7 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
 
   void finish(const AttentionStep& given, const StepParts& all) {
     inject_copy_delay(step_.compute);
-    give_step(all, step_.heads(), step_.attention.head_dim, given.out, given.lse, step_.compute);
+    give_step(all, {given.out, given.lse, step_.heads(), step_.attention.head_dim}, step_.compute);
     if (all.sums != nullptr)
       estimated_[static_cast<std::size_t>(given.layer)] += given.tokens * step_.attention.q_heads;
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {

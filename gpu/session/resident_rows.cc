@@ -203,7 +203,7 @@ DeviceRows ResidentRows::rows_at(PositionRange range, const __nv_bfloat16* of_co
 
 /// Sinks before the window's rows, and the window with the new ones: two disjoint sets.
 void ResidentRows::attend(std::int64_t layer, std::int64_t added, const AttentionQueries& queries,
-                          const PositionRange& sees, const DevicePartial& partial,
+                          const PositionRange& sees, const PartialView& partial,
                           cudaStream_t stream) const {
   const LayerWindow& window = of(layer);
   const std::int64_t begin = window_begin(layer, queries.first);

@@ -61,7 +61,7 @@ class ResidentRows {
   /// Writes the partial of the rows at the positions `sees`. The last `added` rows begin at the
   /// first query's position.
   void attend(std::int64_t layer, std::int64_t added, const AttentionQueries& queries,
-              const PositionRange& sees, const DevicePartial& partial, cudaStream_t stream) const;
+              const PositionRange& sees, const PartialView& partial, cudaStream_t stream) const;
 
  private:
   /// Own rows of a layer, [kv_heads, 2, rows, head_dim]: keys, then values. Row i lies in slot i %

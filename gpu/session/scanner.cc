@@ -127,7 +127,7 @@ void CudaScanner::drain_list(const List& list, Wait wait,
 TailParts CudaScanner::scanned() {
   const StepLayout& layout = step_.layout();
   if (!copied_) {
-    step_.copy_out(to_judge_.rare, layout.host_rare);
+    step_.copy_out(to_judge_.exact, layout.host_rare);
     step_.copy_out(to_judge_.estimate, layout.host_tail);
     TOPKV_CUDA(cudaMemcpyAsync(step_.host<TailNoise>(layout.host_tail_noise), to_judge_.noise,
                                static_cast<std::size_t>(step_.heads()) * sizeof(TailNoise),

@@ -34,7 +34,7 @@ class CudaScanner final : public CodeScanner {
 
   CudaStep& step_;
   CudaWindow& window_;
-  GivenScan to_judge_;   // with SessionShape::has_row_rules: the partials of the last scan
+  TailParts to_judge_;   // with SessionShape::has_row_rules: the partials of the last scan
   bool copied_ = false;  // they are in host memory
 };
 

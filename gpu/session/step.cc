@@ -77,17 +77,13 @@ void CudaStep::close() noexcept {
   workspaces->leave();
 }
 
-DevicePartial CudaStep::in_host_memory(std::int64_t offset) const {
-  auto* out = host<float>(offset);
-  return {out, out + layout().tokens * attention.q_heads * attention.head_dim};
-}
-
 PartialView CudaStep::in_memory(std::int64_t offset) const {
-  const DevicePartial partial = in_host_memory(offset);
-  return {partial.out, partial.lse, heads(), attention.head_dim};
+  auto* out = host<float>(offset);
+  return {out, out + layout().tokens * attention.q_heads * attention.head_dim, heads(),
+          attention.head_dim};
 }
 
-void CudaStep::copy_out(const DevicePartial& from, std::int64_t to) const {
+void CudaStep::copy_out(const PartialView& from, std::int64_t to) const {
   const PartialView into = in_memory(to);
   const auto copy = [&](float* out, const float* values, std::int64_t count) {
     TOPKV_CUDA(cudaMemcpyAsync(out, values, static_cast<std::size_t>(count) * sizeof(float),

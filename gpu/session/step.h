@@ -62,17 +62,18 @@ struct CudaStep {
     return workspace->host<T>(offset);
   }
   /// Returns the partial over the rows that are attended in any case, in the device's memory.
-  DevicePartial exact() const { return {at<float>(layout().exact), at<float>(layout().lse)}; }
+  PartialView exact() const {
+    return {at<float>(layout().exact), at<float>(layout().lse), heads(), attention.head_dim};
+  }
   /// Returns the place of the host's partial, in page-locked memory.
-  DevicePartial found() const { return in_host_memory(layout().host_found); }
-  DevicePartial in_host_memory(std::int64_t offset) const;
+  PartialView found() const { return in_memory(layout().host_found); }
   /// Returns a partial in page-locked memory, of this step's heads.
   PartialView in_memory(std::int64_t offset) const;
   /// Returns the number of query heads of all tokens.
   std::int64_t heads() const { return queries.tokens * attention.q_heads; }
 
   /// Begins to copy a partial of this step to page-locked memory; wait_for_copies waits.
-  void copy_out(const DevicePartial& from, std::int64_t to) const;
+  void copy_out(const PartialView& from, std::int64_t to) const;
   void wait_for_copies();
   /// Waits until the device comes to a step's number at a place in page-locked memory.
   void wait_for_turn(std::int64_t place, int turn, ScanProgress::Wait wait) {
@@ -104,7 +105,7 @@ struct CudaStep {
   AttentionQueries queries;
   int id = 0;                    // in its workspace
   bool copied_by_scan = false;   // the scan gives the host its copies
-  GivenScan of_context, of_own;  // partials of scans, or of the host's tail
+  TailParts of_context, of_own;  // partials of scans, or of the host's tail
   double* sums = nullptr;        // where the figures of a tail are summed up; null: no tail
 };
 

@@ -15,11 +15,20 @@ namespace topkv {
 
 class CodeTail;
 
-/// What a tail gives, for each query.
-struct TailParts {
-  PartialView estimate;  ///< of the rows that are known by a few bytes; overwritten
-  PartialView exact;     ///< of rows that the tail attends as they are; overwritten
-  TailNoise* noise;      ///< of the estimate
+/// The estimate of a tail, and its noise, in memory that it owns.
+class EstimateBuffer {
+ public:
+  /// Becomes empty estimates of this number of queries. Allocates memory only when it grows.
+  void reset(std::int64_t heads, std::int64_t head_dim) {
+    estimate_.reset(heads, head_dim);
+    noise_.assign(static_cast<std::size_t>(heads), {});
+  }
+  /// exact: the partial beside the estimate.
+  TailParts with(PartialView exact) { return {estimate_.view(), exact, noise_.data()}; }
+
+ private:
+  Partial estimate_;
+  std::vector<TailNoise> noise_;
 };
 
 /// Makes the parts empty ones.
@@ -36,12 +45,11 @@ class RowTail {
  public:
   virtual ~RowTail() = default;
 
-  /// Gives, for each query, partials over the rows of its allowed range that are not among
-  /// `taken` (ascending positions, per query). Scores are scale * q·k, capped when softcap > 0.
-  /// ceilings: per query, what no such row's score exceeds (infinity: not known); without it the
-  /// errors of many estimates would drown what a sharp query found.
-  /// A query without such rows gets empty partials. The result does not depend on the number of
-  /// threads.
+  /// Overwrites `out` with partials, for each query, over the rows of its allowed range that are
+  /// not among `taken` (ascending positions, per query). Scores are scale * q·k, capped when
+  /// softcap > 0. ceilings: per query, what no such row's score exceeds (infinity: not known);
+  /// without it the errors of many estimates would drown what a sharp query found. A query without
+  /// such rows gets empty partials. The result does not depend on the number of threads.
   virtual void attend(const QueryBlock& queries,
                       std::span<const std::span<const std::int64_t>> taken,
                       std::span<const float> ceilings, float scale, float softcap,

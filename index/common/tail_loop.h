@@ -22,8 +22,7 @@ void attend_each(const QueryBlock& queries, std::int64_t count, const TailParts&
     for (std::int64_t q = begin; q < end; ++q) {
       const PositionRange allowed = queries.allowed[static_cast<std::size_t>(q)].within({0, count});
       if (allowed.size() == 0) continue;
-      attend(q, allowed, *workspace,
-             TailParts{out.estimate.part(q), out.exact.part(q), out.noise + q});
+      attend(q, allowed, *workspace, out.part(q, 1));
     }
   });
 }

@@ -1,5 +1,9 @@
-// What a tail says of its own error. Kernels read it too.
+// What a tail gives: an estimate, and what it says of its own error. Kernels read it too.
 #pragma once
+
+#include <cstdint>
+
+#include "topkv/attention.h"
 
 namespace topkv {
 
@@ -29,5 +33,18 @@ constexpr TailNoise joined(float share, const TailNoise& first, const TailNoise&
   return {weights, share * share * first.values + rest * rest * second.values,
           weights > 0 ? spread / weights : 0.0F};
 }
+
+/// The estimate of a tail, for each query, beside rows that are attended as they are. A null `out`
+/// or no heads: there is no such partial.
+struct TailParts {
+  PartialView estimate = {};   ///< of the rows that are known by a few bytes
+  PartialView exact = {};      ///< of rows that are attended as they are
+  TailNoise* noise = nullptr;  ///< of the estimate, for each of its heads
+
+  /// Returns the parts of `count` queries, from number `first` on. REQUIRES: there is an estimate.
+  TailParts part(std::int64_t first, std::int64_t count) const {
+    return {estimate.part(first, count), exact.part(first, count), noise + first};
+  }
+};
 
 }  // namespace topkv

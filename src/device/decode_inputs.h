@@ -17,13 +17,6 @@ struct StepInputs {
   TensorView k, v;           ///< float32 [tokens, kv_heads, head_dim]
 };
 
-/// The partials in host memory that the host adds to a step, of [tokens x q_heads] heads each.
-struct HostPartials {
-  PartialView found = {};            ///< of all rows that the host attended; no heads: none
-  PartialView estimate = {};         ///< of the tail, if the host estimates it; no heads: none
-  const TailNoise* noise = nullptr;  ///< of the estimate
-};
-
 /// The steps of one session on a device, from q, k and v to the result.
 ///
 /// A step calls begin, then wait_for_inputs, then finish. The other interfaces of the session's
@@ -58,7 +51,10 @@ class DecodeInputs {
   /// Ends the step: merges the device's partials and the host's, sums up the tail's figures, and
   /// writes out and, when wanted, lse. The caller may change the host's partials on return, except
   /// host_partial_buffer().
-  virtual void finish(const AttentionStep& step, const HostPartials& host) = 0;
+  ///
+  /// host: partials in host memory, of [tokens x q_heads] heads each: over all rows that the host
+  /// attended, and of the tail if the host estimates it.
+  virtual void finish(const AttentionStep& step, const TailParts& host) = 0;
 
   /// Returns the sums over a layer's finished steps with a tail, scans included. Waits for these
   /// steps.

@@ -25,9 +25,9 @@ struct HeadStep {
   std::vector<std::vector<PositionRange>> allowed;  // per segment and query: what may be found
   Partial retrieved;
   std::vector<std::span<const std::int64_t>> taken;  // per query: attended rows of the context
-  std::vector<float> ceilings;  // per query: bound for scores of all other rows
-  Partial estimate, rare;       // the tail's partials: its estimate, and rare rows
-  std::vector<TailNoise> noise;
+  std::vector<float> ceilings;            // per query: bound for scores of all other rows
+  EstimateBuffer estimate;                // the tail's estimate,
+  Partial rare;                           // and the rows that it attends as they are
   std::vector<std::int64_t> unsatisfied;  // queries for which a rule asks for more rows
 
   std::int64_t count() const { return std::ssize(query_ids); }

@@ -57,13 +57,12 @@ void RuledSource::contribute(Step& step) {
     const std::int64_t tokens = source_.round_tokens(block.tokens);
     for (std::int64_t t = 0; t < block.tokens; t += tokens) {
       const std::int64_t token = first + t;
-      run_rounds(
-          {.step = step,
-           .token = token,
-           .in_block = t,
-           .queries = block.part(t, tokens),
-           .exact = step.part(exact, token, tokens),
-           .out = step.estimate->parts(step.part(step.found, token, tokens), token, tokens)});
+      run_rounds({.step = step,
+                  .token = token,
+                  .in_block = t,
+                  .queries = block.part(t, tokens),
+                  .exact = step.part(exact, token, tokens),
+                  .out = step.part(step.host, token, tokens)});
     }
     if (session_.options.measure_recall) source_.measure_recall(step, block);
   });

@@ -64,7 +64,7 @@ void ScanSource::attend(std::span<Step> steps, const std::function<void()>& firs
     if (step.scan == nullptr || !step.searched) continue;
     ListJob& job = step.scan->job_;
     job.queries = step.queries.part(0, job.tokens);
-    job.found = step.part(step.found, 0, job.tokens);
+    job.found = step.part(step.host.exact, 0, job.tokens);
     jobs->push_back({&step.scan->lists_, &job});
   }
   if (jobs->empty()) return first();
@@ -89,7 +89,7 @@ void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int6
   job_ = like;
   job_.layer = step.step.layer;
   job_.queries = step.queries.part(token, tokens);
-  job_.found = step.part(step.found, token, tokens);
+  job_.found = step.part(step.host.exact, token, tokens);
   job_.tokens = tokens;
   job_.wanted = rows;
   {

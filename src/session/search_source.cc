@@ -154,10 +154,10 @@ void SearchSource::select(std::int64_t layer, std::int64_t head, const TokenQuer
 void SearchSource::contribute(Step& step) {
   each_block(step, [&](std::int64_t first, const TokenQueries& block) {
     find(step, first, block);
-    const PartialView found = step.part(step.found, first, block.tokens);
-    heads_.attend_selected(step.step.layer, block.tokens, found);
+    heads_.attend_selected(step.step.layer, block.tokens,
+                           step.part(step.host.exact, first, block.tokens));
     if (step.estimate != nullptr)
-      attend_tail(step.step.layer, step.estimate->parts(found, first, block.tokens));
+      attend_tail(step.step.layer, step.part(step.host, first, block.tokens));
     if (session_.options.measure_recall) measure_recall(step, block);
   });
 }
@@ -213,18 +213,15 @@ void SearchSource::attend_tail(std::int64_t layer, const TailParts& out) {
       }
       step.estimate.reset(count, d);
       step.rare.reset(count, d);
-      step.noise.resize(static_cast<std::size_t>(count));
-      const PartialView estimate = step.estimate.view();
-      const PartialView rare = step.rare.view();
+      const TailParts parts = step.estimate.with(step.rare.view());
       session_.tail->layer(layer).tails[static_cast<std::size_t>(head)]->attend(
-          heads_.block(head, step.allowed[0]), step.taken, step.ceilings, scale, softcap,
-          {estimate, rare, step.noise.data()});
+          heads_.block(head, step.allowed[0]), step.taken, step.ceilings, scale, softcap, parts);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = heads_.place(head, i);
-        merge(out.exact.part(at), rare.part(i));
-        std::copy_n(estimate.out + i * d, d, out.estimate.out + at * d);
-        out.estimate.lse[at] = estimate.lse[i];
-        out.noise[at] = step.noise[static_cast<std::size_t>(i)];
+        merge(out.exact.part(at), parts.exact.part(i));
+        std::copy_n(parts.estimate.out + i * d, d, out.estimate.out + at * d);
+        out.estimate.lse[at] = parts.estimate.lse[i];
+        out.noise[at] = parts.noise[i];
       }
     }
   });

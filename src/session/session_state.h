@@ -57,8 +57,8 @@ struct Session::State {
   std::unique_ptr<ScanSource> scan;      // null: the session searches
   std::unique_ptr<RuledSource> ruled;    // null: there is no rule
   std::vector<AttentionSource*> beyond;  // the sources beside the window, in order
-  StepEstimate estimate;
-  StepEstimate* host_estimate = nullptr;  // null: there is no tail, or a scan makes its estimate
+  EstimateBuffer estimate;
+  EstimateBuffer* host_estimate = nullptr;  // null: there is no tail, or a scan makes its estimate
   ChunkSteps chunks;
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
   // Of a call whose first session this is.

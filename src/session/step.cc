@@ -77,8 +77,8 @@ void take(std::span<Step> steps) {
     step.queries.data = step.given.q;
     lap(of.times(step.step.layer).q_out);
     if (step.searched) {
-      step.found = of.backend.inputs->host_partial_buffer();
-      std::fill_n(step.found.lse, step.found.heads, empty_lse);
+      step.host = {.exact = of.backend.inputs->host_partial_buffer()};
+      std::fill_n(step.host.exact.lse, step.host.exact.heads, empty_lse);
     }
     with_session_in_errors(step.session_index, [&] { append_rows(step); });
     lap = {};
@@ -90,16 +90,8 @@ void take(std::span<Step> steps) {
 void finish(Step& step) {
   SessionCore& of = *step.session;
   Lap lap;
-  HostPartials host;
-  if (step.searched) {
-    host.found = step.found;
-    if (step.estimate != nullptr) {
-      host.estimate = step.estimate->view();
-      host.noise = step.estimate->noise();
-    }
-  }
   reach_fault("session.finish");
-  of.backend.inputs->finish(step.step, host);
+  of.backend.inputs->finish(step.step, step.searched ? step.host : TailParts{});
   lap(of.times(step.step.layer).merge);
 }
 
@@ -155,7 +147,10 @@ void run_step(std::span<Step> steps) {
   if (steps.size() > 1) SearchSource::search_together(steps);
   for (Step& step : steps) {
     if (!step.searched) continue;
-    if (step.estimate != nullptr) step.estimate->reset(step.session->shape, step.queries.tokens);
+    if (step.estimate != nullptr) {
+      step.estimate->reset(step.host.exact.heads, step.host.exact.head_dim);
+      step.host = step.estimate->with(step.host.exact);
+    }
     step.block_tokens = step.queries.tokens;
     for (const AttentionSource* source : step.beyond)
       step.block_tokens = std::min(step.block_tokens, source->tokens_at_once(step));

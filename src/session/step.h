@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "index/common/row_tail.h"
 #include "src/attention/block_attention.h"
 #include "src/core/threads/stopping.h"
 #include "src/device/decode_backend.h"
@@ -22,30 +23,6 @@ class AttentionSource;
 class ScanSource;
 class SearchSource;
 
-/// The estimate of a tail that the host makes for the tokens of a step.
-class StepEstimate {
- public:
-  void reset(const AttentionShape& shape, std::int64_t tokens) {
-    q_heads_ = shape.q_heads;
-    estimate_.reset(tokens * q_heads_, shape.head_dim);
-    noise_.resize(static_cast<std::size_t>(tokens * q_heads_));
-  }
-  /// Returns the estimate of all tokens: [tokens x q_heads].
-  PartialView view() { return estimate_.view(); }
-  const TailNoise* noise() const { return noise_.data(); }
-  /// Returns the places for the parts of `tokens` tokens from number `first` on. exact: the partial
-  /// of these tokens that rows attended by the tail are merged into.
-  TailParts parts(PartialView exact, std::int64_t first, std::int64_t tokens) {
-    return {estimate_.view().part(first * q_heads_, tokens * q_heads_), exact,
-            noise_.data() + first * q_heads_};
-  }
-
- private:
-  Partial estimate_;
-  std::vector<TailNoise> noise_;
-  std::int64_t q_heads_ = 0;
-};
-
 /// A session's part in a step of at most SessionShape::max_tokens tokens of one layer. One step may
 /// have several sessions over one context.
 struct Step {
@@ -55,23 +32,25 @@ struct Step {
   // The session's sources that work for several sessions at once. Null: it has no such source.
   ScanSource* scan = nullptr;
   SearchSource* search = nullptr;
-  StepEstimate* estimate = nullptr;  ///< null: the host makes no estimate
-  std::int64_t session_index = -1;   ///< the session's number in the step; -1: it is alone
+  EstimateBuffer* estimate = nullptr;  ///< null: the host makes no estimate
+  std::int64_t session_index = -1;     ///< the session's number in the step; -1: it is alone
 
   AttentionStep step = {};
   std::int64_t skipped = 0;  ///< reading tokens before the step's first
   TokenQueries queries = {};
   StepInputs given = {};
-  PartialView found = {};  ///< the partial over rows beyond sinks and window, [tokens x q_heads]
-  bool searched = false;   ///< there may be rows beyond sinks and window
-  bool joined = false;     ///< its rows are scanned or searched for, together with other sessions'
-  bool async = false;      ///< a thread of the session attends its lists (async_stepper.h)
-  int step_id = 0;         ///< with async: AsyncScan::step_id
+  /// The host's partials over rows beyond sinks and window, [tokens x q_heads].
+  TailParts host = {};
+  bool searched = false;  ///< there may be rows beyond sinks and window
+  bool joined = false;    ///< its rows are scanned or searched for, together with other sessions'
+  bool async = false;     ///< a thread of the session attends its lists (async_stepper.h)
+  int step_id = 0;        ///< with async: AsyncScan::step_id
   std::int64_t block_tokens = 0;  ///< the tokens that all sources work on at a time, at least 1
   double searching_before = 0;
 
   /// Returns the part of [tokens x q_heads] heads that belongs to `tokens` tokens.
-  PartialView part(PartialView all, std::int64_t first, std::int64_t tokens) const {
+  template <class View>
+  View part(const View& all, std::int64_t first, std::int64_t tokens) const {
     return all.part(first * session->shape.q_heads, tokens * session->shape.q_heads);
   }
 };

@@ -45,7 +45,7 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
     return buffer_.view();
   }
 
-  void finish(const AttentionStep& step, const HostPartials& host) override {
+  void finish(const AttentionStep& step, const TailParts& host) override {
     const PartialView out = step_.out.view();
     TailFigures figures;
     const auto add_tail = [&](PartialView estimate, const TailNoise* noise) {
@@ -53,7 +53,7 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
       for (std::int64_t h = 0; h < estimate.heads; ++h)
         add_head(out.part(h), estimate.part(h), noise[h], figures);
     };
-    if (host.found.heads > 0) merge(out, host.found);
+    if (host.exact.heads > 0) merge(out, host.exact);
     if (host.estimate.heads > 0) add_tail(host.estimate, host.noise);
     if (scanner_ && scanner_->has_estimate()) {
       const TailParts scanned = scanner_->scanned();

@@ -23,12 +23,6 @@ const HostCodes& codes_of(const std::shared_ptr<const DeviceIndex>& codes) {
 
 }  // namespace
 
-void HostScanner::Found::reset(std::int64_t heads, std::int64_t head_dim) {
-  estimate.reset(heads, head_dim);
-  noise.assign(static_cast<std::size_t>(heads), {});
-  rare.reset(heads, head_dim);
-}
-
 HostScanner::HostScanner(HostStep& step)
     : CodeScanner(std::clamp<std::int64_t>(most_lists / step.shape.attention.kv_heads, 1, 8)),
       step_(step) {}
@@ -114,8 +108,7 @@ void HostScanner::add_tokens(const Scan& scan, std::int64_t head, Found HostScan
     tokens.push_back({.queries = step_.queries.data + at * a.head_dim,
                       .allowed = allowed[static_cast<std::size_t>(i)],
                       .listed = &found.listed[static_cast<std::size_t>(i)],
-                      .parts = {parts.estimate.part(at, a.group()), parts.exact.part(at, a.group()),
-                                parts.noise + at}});
+                      .parts = parts.part(at, a.group())});
   }
 }
 

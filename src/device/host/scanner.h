@@ -36,12 +36,14 @@ class HostScanner final : public CodeScanner {
   /// The results of scans over some codes, for the tokens of a step.
   struct Found {
     Partial rare;
-    Partial estimate;
-    std::vector<TailNoise> noise;
+    EstimateBuffer estimate;
     std::vector<std::vector<std::int64_t>> listed;  // by the last scan, [tokens, kv_heads]
 
-    TailParts parts() { return {estimate.view(), rare.view(), noise.data()}; }
-    void reset(std::int64_t heads, std::int64_t head_dim);
+    TailParts parts() { return estimate.with(rare.view()); }
+    void reset(std::int64_t heads, std::int64_t head_dim) {
+      estimate.reset(heads, head_dim);
+      rare.reset(heads, head_dim);
+    }
     void reset_lists(std::int64_t count) {
       if (std::ssize(listed) < count) listed.resize(static_cast<std::size_t>(count));
     }

@@ -69,7 +69,7 @@ class AttentionCase {
   std::int64_t q_heads() const { return shape_.kv_heads * shape_.group; }
   std::int64_t heads() const { return shape_.tokens * q_heads(); }
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)); }
-  topkv::gpu::DevicePartial partial() const { return {out_.data(), lse_.data()}; }
+  topkv::PartialView partial() const { return {out_.data(), lse_.data()}; }
 
   topkv::gpu::AttentionQueries queries() const {
     return {.data = device_queries_.data(),

@@ -267,9 +267,9 @@ struct Scanner {
 
     gpu::ScanToken token() const {
       return {.query = query.data(),
-              .rare = {rare.data(), rare_lse.data()},
-              .estimate = {estimate.data(), estimate_lse.data()},
-              .noise = noise.data(),
+              .parts = {{estimate.data(), estimate_lse.data()},
+                        {rare.data(), rare_lse.data()},
+                        noise.data()},
               .found = found.data()};
     }
 
