@@ -37,20 +37,18 @@ void ScanProgress::wait_for_turn(int& place, int turn, Wait wait) {
       place, [&](int x) { return x == turn; }, wait, pause);
 }
 
-void ScanProgress::drain_list(int* list, std::int64_t most, Wait wait,
-                              const std::function<void(std::int32_t)>& on_row,
-                              const std::function<bool()>& while_waiting) {
+void ScanProgress::drain_list(int* list, std::int64_t most, Wait wait, ArrivingRows& rows) {
   int* const begin = list + 1;
   int* next = begin;
   const auto meet = [&](const int* end) {
-    for (; next < end && load(*next) != ScanWorkspace::not_listed; ++next) on_row(*next);
+    for (; next < end && load(*next) != ScanWorkspace::not_listed; ++next) rows.add(*next);
   };
   const auto listed = [](int x) { return x != ScanWorkspace::not_listed; };
   const std::int64_t count = wait_for(*list, listed, wait, [&] {
     const Stopwatch looked;
     meet(begin + most);
     for (bool more = true; looked.seconds() < between_looks;) {
-      if (more) more = while_waiting();
+      if (more) more = rows.score_some();
       if (!more) pause();
     }
   });

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 
 #include "gpu/runtime/handles.h"
 #include "src/device/decode_backend.h"
@@ -32,9 +31,7 @@ class ScanProgress {
 
   /// Implements CodeScanner::drain_list for a list of ScanWorkspace. most: the capacity of the
   /// list, in rows.
-  void drain_list(int* list, std::int64_t most, Wait wait,
-                  const std::function<void(std::int32_t)>& on_row,
-                  const std::function<bool()>& while_waiting);
+  void drain_list(int* list, std::int64_t most, Wait wait, ArrivingRows& rows);
 
  private:
   template <class Is, class Use>

@@ -8,7 +8,7 @@
 namespace topkv::gpu {
 namespace {
 
-CudaScanner& scanner(const CodeScanner::ScanOf& part) {
+CudaScanner& scanner(const CodeScanner::Scan& part) {
   return static_cast<CudaScanner&>(*part.scanner);
 }
 
@@ -27,13 +27,13 @@ void CudaScanner::scan_own(std::shared_ptr<const DeviceIndex> codes) {
   step_.own->codes = std::move(codes);
 }
 
-void CudaScanner::scan(std::int64_t layer, std::span<const ScanOf> parts) {
+void CudaScanner::scan(std::int64_t layer, std::span<const Scan> parts) {
   reach_fault("session.scan");
   const Stream& compute = step_.compute;
   const bool one = parts.size() == 1 && step_.given.tokens == 1;
-  for (const ScanOf& part : parts) {
+  for (const Scan& part : parts) {
     CudaScanner& of = scanner(part);
-    of.begin_lists(layer, part.scan);
+    of.begin_lists(layer, part);
     of.step_.workspace->begun.record(compute);
     // Resident rows are attended beside the scan: before it in a scan for several tokens, each
     // session's beside the others'. A scan for one token takes the whole device, and gives the host
@@ -48,9 +48,9 @@ void CudaScanner::scan(std::int64_t layer, std::span<const ScanOf> parts) {
     copied = step_.input();
   }
   scan_for(codes_of(step_.shape.index), layer, parts, false, copied, compute);
-  for (const ScanOf& part : parts) {
+  for (const Scan& part : parts) {
     CudaScanner& of = scanner(part);
-    if (!part.scan.own.empty()) of.scan_own_rows(layer, part);
+    if (!part.own.empty()) of.scan_own_rows(layer, part);
     of.step_.progress.end(compute);
   }
 }
@@ -76,9 +76,8 @@ void CudaScanner::begin_lists(std::int64_t layer, const Scan& wanted) {
 
 /// Begins scans over codes, each for as many tokens as one scan takes. own: of the session's own
 /// rows. The host's copies that `copied` names are made beside the first scan.
-void CudaScanner::scan_for(const CudaCodes& codes, std::int64_t layer,
-                           std::span<const ScanOf> parts, bool own, StepInput copied,
-                           cudaStream_t stream) {
+void CudaScanner::scan_for(const CudaCodes& codes, std::int64_t layer, std::span<const Scan> parts,
+                           bool own, StepInput copied, cudaStream_t stream) {
   CodeScan scan = codes.scan(layer);
   const auto find = [&] {
     scan.splits = codes.splits(scan.tokens);
@@ -87,14 +86,14 @@ void CudaScanner::scan_for(const CudaCodes& codes, std::int64_t layer,
     copied = {};
     scan = codes.scan(layer);
   };
-  for (const ScanOf& part : parts) {
+  for (const Scan& part : parts) {
     const CudaStep& of = scanner(part).step_;
     const ScanWorkspace& workspace = own ? of.own->workspace : of.workspace->scan;
-    const std::span<const PositionRange> ranges = own ? part.scan.own : part.scan.allowed;
+    const std::span<const PositionRange> ranges = own ? part.own : part.allowed;
     const std::int64_t tokens = std::ssize(ranges) / of.attention.kv_heads;
     for (std::int64_t i = 0; i < tokens; ++i) {
       const auto add = [&] {
-        return workspace.add_token(codes, layer, part.scan, ranges, i, of.given.q, scan);
+        return workspace.add_token(codes, layer, part, ranges, i, of.given.q, scan);
       };
       if (add()) continue;
       find();
@@ -105,7 +104,7 @@ void CudaScanner::scan_for(const CudaCodes& codes, std::int64_t layer,
 }
 
 /// Beside the scan of the context. What follows on the compute stream waits for both.
-void CudaScanner::scan_own_rows(std::int64_t layer, const ScanOf& part) {
+void CudaScanner::scan_own_rows(std::int64_t layer, const Scan& part) {
   OwnScan& own = *step_.own;
   step_.workspace->begun.block(own.stream);
   scan_for(codes_of(own.codes), layer, {&part, 1}, true, {}, own.stream);
@@ -113,14 +112,12 @@ void CudaScanner::scan_own_rows(std::int64_t layer, const ScanOf& part) {
   own.done.block(step_.compute);
 }
 
-void CudaScanner::drain_list(const List& list, Wait wait,
-                             const std::function<void(std::int32_t)>& on_row,
-                             const std::function<bool()>& while_waiting) {
+void CudaScanner::drain_list(const List& list, Wait wait, ArrivingRows& rows) {
   const ScanWorkspace& workspace = list.own ? step_.own->workspace : step_.workspace->scan;
-  int* const rows = workspace.list(list);
-  step_.progress.drain_list(rows, step_.workspaces->layout().scan.list_rows(list.rows), wait,
-                            on_row, while_waiting);
-  ScanWorkspace::empty(rows);  // by the thread that has it in its cache
+  int* const places = workspace.list(list);
+  step_.progress.drain_list(places, step_.workspaces->layout().scan.list_rows(list.rows), wait,
+                            rows);
+  ScanWorkspace::empty(places);  // by the thread that has it in its cache
   --step_.lists_unread;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 
@@ -19,17 +18,16 @@ class CudaScanner final : public CodeScanner {
   CudaScanner(CudaStep& step, CudaWindow& window)
       : CodeScanner(step.workspaces->layout().scan.lists), step_(step), window_(window) {}
 
-  void scan(std::int64_t layer, std::span<const ScanOf> parts) override;
+  void scan(std::int64_t layer, std::span<const Scan> parts) override;
   std::int64_t scan_tokens(std::int64_t rows) const override;
   void scan_own(std::shared_ptr<const DeviceIndex> codes) override;
   TailParts scanned() override;
-  void drain_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& on_row,
-                  const std::function<bool()>& while_waiting) override;
+  void drain_list(const List& list, Wait wait, ArrivingRows& rows) override;
 
  private:
   void begin_lists(std::int64_t layer, const Scan& wanted);
-  void scan_own_rows(std::int64_t layer, const ScanOf& part);
-  static void scan_for(const CudaCodes& codes, std::int64_t layer, std::span<const ScanOf> parts,
+  void scan_own_rows(std::int64_t layer, const Scan& part);
+  static void scan_for(const CudaCodes& codes, std::int64_t layer, std::span<const Scan> parts,
                        bool own, StepInput copied, cudaStream_t stream);
 
   CudaStep& step_;

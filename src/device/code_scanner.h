@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 
 #include "index/common/row_tail.h"
+#include "src/attention/arriving_rows.h"
 #include "src/device/device_index.h"
 #include "topkv/types.h"
 
@@ -22,10 +22,11 @@ class CodeScanner {
   explicit CodeScanner(std::int64_t lists) : lists_(lists) {}
   virtual ~CodeScanner() = default;
 
-  /// A scan for at most scan_tokens(rows) tokens of a step. It finds the rows that the host is to
-  /// attend, and makes a partial for the others.
+  /// A session's part in a scan: at most scan_tokens(rows) tokens of its step. A scan finds the
+  /// rows that the host is to attend, and makes a partial for the others.
   struct Scan {
-    std::int64_t token = 0;  ///< the number of the first token in the step
+    CodeScanner* scanner = nullptr;  ///< the session's
+    std::int64_t token = 0;          ///< the number of the first token in the step
     /// The range of the context that each token and KV head may find: [tokens, kv_heads]. For an
     /// empty range nothing is found, and the partials are empty.
     std::span<const PositionRange> allowed;
@@ -35,11 +36,6 @@ class CodeScanner {
     std::int64_t rows = 0;  ///< rows wanted for each query head, of either kind, 1 to most_rows
     bool tail = true;       ///< whether it estimates the attention over rows it does not find
   };
-  /// A session's part in a scan for several sessions.
-  struct ScanOf {
-    CodeScanner* scanner = nullptr;
-    Scan scan;
-  };
   /// Begins a scan for sessions over one context, whose steps have begun. This scanner is one of
   /// theirs. Codes are read once for several tokens. On the host the scan is complete when this
   /// returns.
@@ -47,7 +43,7 @@ class CodeScanner {
   /// A scan finds, for each KV head, the rows whose codes score best for any of its query heads,
   /// about Scan::rows for each. It attends rare rows (HeadCodes::rare) exactly. For a tail it also
   /// estimates the attention over all rows that it does not find.
-  virtual void scan(std::int64_t layer, std::span<const ScanOf> parts) = 0;
+  virtual void scan(std::int64_t layer, std::span<const Scan> parts) = 0;
   /// Returns the most tokens of one scan that is asked for `rows` rows.
   virtual std::int64_t scan_tokens(std::int64_t rows) const = 0;
 
@@ -77,16 +73,13 @@ class CodeScanner {
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
   /// for. `spin` is for threads that others wait for: whoever blocks the driver may wait for them.
   enum class Wait : bool { spin, poll_driver };
-  /// Waits, busily, for the end of a list of the last scan. To be called once for each list. Safe
-  /// from many threads.
+  /// Adds the positions of a list of the last scan to `rows`, in any order. To be called once for
+  /// each list. Safe from many threads.
   ///
-  /// - on_row: called for each position, in any order, as soon as it is known. Most positions are
-  ///   known before the list ends.
-  /// - while_waiting: called repeatedly while the function waits, until it returns false. It is
-  ///   called again after the next look for positions.
-  virtual void drain_list(const List& list, Wait wait,
-                          const std::function<void(std::int32_t)>& on_row,
-                          const std::function<bool()>& while_waiting) = 0;
+  /// The host's lists are known when its scan ends. A CUDA device writes a list row by row: the
+  /// function waits for its end, busily, adds each row as soon as it is known, and scores rows
+  /// meanwhile.
+  virtual void drain_list(const List& list, Wait wait, ArrivingRows& rows) = 0;
 
  private:
   std::int64_t lists_;

@@ -104,9 +104,9 @@ void AsyncStepper::run(Task& task, Helpers& helpers) noexcept {
     device.wait_for_scan(job.step_id);
     helpers.wake(task.threads - 1);  // they come while the device finds thresholds
     job.queries.data = device.wait_for_queries(job.step_id);
-    const ListAttention::Work work{&scan_.lists(), &job};
-    task.times = ListAttention::attend({&work, 1}, helpers, [] {});
-    task.rows = scan_.lists().rows_listed(job);
+    ListJob* const one = &job;
+    task.times = ListAttention::attend({&one, 1}, helpers, [] {});
+    task.rows = job.lists->rows_listed(job);
   } catch (...) {
     helpers.release();
     task.error = std::current_exception();

@@ -10,21 +10,13 @@
 
 namespace topkv {
 
-void ListAttention::PartCounts::reset(std::int64_t tasks) {
-  if (tasks > size_) {
-    parts_ = std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(tasks));
-    size_ = tasks;
-  }
-  for (std::int64_t i = 0; i < tasks; ++i) parts_[static_cast<std::size_t>(i)] = 0;
-}
-
-ListAttention::Times ListAttention::attend(std::span<const Work> jobs, Helpers& helpers,
+ListAttention::Times ListAttention::attend(std::span<ListJob* const> jobs, Helpers& helpers,
                                            const std::function<void()>& first) {
   const Stopwatch watch;
   std::int64_t tasks = 0;  // lists
-  for (const Work& of : jobs) {
-    of.job->first_list = tasks;
-    tasks += of.lists->begin(*of.job);
+  for (ListJob* job : jobs) {
+    job->first_list = tasks;
+    tasks += job->lists->begin(*job);
   }
   if (tasks == 0) {
     first();
@@ -37,13 +29,15 @@ ListAttention::Times ListAttention::attend(std::span<const Work> jobs, Helpers& 
     const Scratch<ArrivingRows> rows;
     auto of = jobs.begin();
     for (std::int64_t task = next++; task < tasks; task = next++) {
-      while (of + 1 != jobs.end() && (of + 1)->job->first_list <= task) ++of;
-      const ListJob& job = *of->job;
-      ListAttention& lists = *of->lists;
-      const RowList list = lists.list_of(job, task - job.first_list);
+      while (of + 1 != jobs.end() && of[1]->first_list <= task) ++of;
+      const ListJob& job = **of;
+      ListAttention& lists = *job.lists;
+      const List list = lists.list_of(job, task - job.first_list);
       lists.drain(job, list, *rows);
-      if (double none = 0; listed == none && list.scanned && lists.wants_rows(job, list.kv_head))
+      if (double none = 0; listed == none && lists.place(list) < lists.scanned_lists() &&
+                           lists.wants_rows(job, list.kv_head)) {
         listed.compare_exchange_strong(none, watch.seconds());
+      }
       lists.attend(job, list, *rows);
     }
   };
@@ -76,7 +70,7 @@ std::int64_t ListAttention::begin(const ListJob& job) {
   // Not cleared in each step: each part is written before it is read.
   if (parts_.view().heads < lists * shape.group())
     parts_.reset(lists * shape.group(), shape.head_dim);
-  done_.reset(heads_of_all);
+  done_.assign(static_cast<std::size_t>(heads_of_all), 0);
   heads_done_ = 0;
   if (job.is_extra_round) return lists;  // the figures of the other tokens stay
   listed_.resize(static_cast<std::size_t>(session_.options.measure_recall ? lists : 0));
@@ -87,68 +81,67 @@ std::int64_t ListAttention::begin(const ListJob& job) {
 
 /// The order in which lists of all tokens and KV heads are worked on. Lists that are known without
 /// a scan come first, so that they are attended while the device still scans.
-ListAttention::RowList ListAttention::list_of(const ListJob& job, std::int64_t task) const {
+ListAttention::List ListAttention::list_of(const ListJob& job, std::int64_t task) const {
   const std::int64_t kv_heads = session_.shape.kv_heads;
   const std::int64_t of_context = session_.backend.scanner->lists();
   const std::int64_t scanned = scanned_lists();
   const std::int64_t known = kv_heads * job.plain_lists;
   if (task < known) {
-    const std::int64_t number = task % job.plain_lists;
-    return {{.kv_head = task / job.plain_lists, .number = number, .own = true},
-            false,
-            scanned + number};
+    return {.kv_head = task / job.plain_lists,
+            .number = scanned - of_context + task % job.plain_lists,
+            .own = true};
   }
   const std::int64_t head = (task - known) / scanned;  // of all tokens
   const std::int64_t place = (task - known) % scanned;
   const bool own = place >= of_context;
-  return {{.token = head / kv_heads,
-           .kv_head = head % kv_heads,
-           .number = own ? place - of_context : place,
-           .own = own,
-           .rows = job.wanted},
-          true,
-          place};
+  return {.token = head / kv_heads,
+          .kv_head = head % kv_heads,
+          .number = own ? place - of_context : place,
+          .own = own,
+          .rows = job.wanted};
+}
+
+/// Returns a list's number among all lists of its token and KV head.
+std::int64_t ListAttention::place(const List& list) const {
+  return list.own ? session_.backend.scanner->lists() + list.number : list.number;
 }
 
 /// Scores the rows of a list as they become known.
-void ListAttention::drain(const ListJob& job, const RowList& list, ArrivingRows& rows) {
+void ListAttention::drain(const ListJob& job, const List& list, ArrivingRows& rows) {
   const std::int64_t group = session_.shape.group();
   const TokenQueries& queries = job.queries;
   const Segment& segment = list.own ? session_.segments.back() : session_.segments[0];
   rows.begin(
       queries.data + list.token * queries.token_stride + list.kv_head * group * queries.head_stride,
       group, segment.rows(job.layer, list.kv_head));
-  if (!list.scanned) {
+  if (const std::int64_t number = place(list) - scanned_lists(); number >= 0) {
     const auto border = [&](std::int64_t i) {
       return job.plain.begin + job.plain.size() * i / job.plain_lists;
     };
-    for (std::int64_t row = border(list.number); row < border(list.number + 1); ++row)
-      rows.add(row);
+    for (std::int64_t row = border(number); row < border(number + 1); ++row) rows.add(row);
     return;
   }
   using enum CodeScanner::Wait;
-  session_.backend.scanner->drain_list(
-      list, job.async ? spin : poll_driver, [&](std::int32_t position) { rows.add(position); },
-      [&] { return rows.score_some(); });
+  session_.backend.scanner->drain_list(list, job.async ? spin : poll_driver, rows);
 }
 
 /// The last list of a head has all of them merged into job.found.
-void ListAttention::attend(const ListJob& job, const RowList& list, ArrivingRows& rows) {
+void ListAttention::attend(const ListJob& job, const List& list, ArrivingRows& rows) {
   const AttentionShape& shape = session_.shape;
   const std::int64_t lists = lists_of(job);
   const std::int64_t group = shape.group();
   const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
   const PartialView parts = parts_.view();
   rows.attend(shape.softmax_scale(), shape.softcap,
-              parts.part((number * lists + list.place) * group, group));
+              parts.part((number * lists + place(list)) * group, group));
   const auto positions = rows.positions();
   if (wants_rows(job, list.kv_head)) {
     const auto at = static_cast<std::size_t>((job.token_in_scan * shape.kv_heads + number) * lists +
-                                             list.place);
+                                             place(list));
     if (session_.options.measure_recall) listed_[at].assign(positions.begin(), positions.end());
     if (!list.own) list_rows_[at] = std::ssize(positions);
   }
-  if (done_.add(number) < lists) return;
+  if (++std::atomic_ref(done_[static_cast<std::size_t>(number)]) < lists) return;
   const PartialView found = job.found.part(number * group, group);
   if (job.async) std::fill_n(found.lse, group, empty_lse);
   merge_parts(found, parts.part(number * lists * group, lists * group));

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -21,8 +20,11 @@
 
 namespace topkv {
 
+class ListAttention;
+
 /// The lists of one scan for some tokens of a session's step.
 struct ListJob {
+  ListAttention* lists = nullptr;  ///< the session's
   std::int64_t layer = 0;
   TokenQueries queries = {};     ///< of the tokens of the scan
   PartialView found = {};        ///< of these tokens: what their rows are merged into
@@ -44,18 +46,13 @@ class ListAttention {
   ListAttention(SessionCore& session, const HeadSteps& heads, const OwnCodes& own)
       : session_(session), heads_(heads), own_(own) {}
 
-  /// A job of one session.
-  struct Work {
-    ListAttention* lists = nullptr;
-    ListJob* job = nullptr;
-  };
   struct Times {
     double listed = 0;    ///< seconds until the first list was complete
     double attended = 0;  ///< seconds until all lists were attended
   };
   /// Attends all lists of the jobs: this thread and helpers take one list after the other. This
   /// thread calls first() before; times do not count it.
-  static Times attend(std::span<const Work> jobs, Helpers& helpers,
+  static Times attend(std::span<ListJob* const> jobs, Helpers& helpers,
                       const std::function<void()>& first);
 
   /// Makes room for the lists of a step of one token that has at most `plain_lists` for each KV
@@ -85,29 +82,16 @@ class ListAttention {
   Helpers& helpers() { return helpers_; }
 
  private:
-  /// A list of rows that all heads of a group attend for one token. The rows are of the context or
-  /// of the session's own.
-  struct RowList : CodeScanner::List {
-    bool scanned = true;     // false: an equal part of ListJob::plain
-    std::int64_t place = 0;  // its number among all lists of its token and KV head
-  };
-
-  /// Counts of how many parts of each task are done. add() is safe from many threads.
-  class PartCounts {
-   public:
-    void reset(std::int64_t tasks);
-    /// Counts one more part of a task, and returns how many are done.
-    std::int64_t add(std::int64_t task) { return ++parts_[static_cast<std::size_t>(task)]; }
-
-   private:
-    std::unique_ptr<std::atomic<std::int64_t>[]> parts_;
-    std::int64_t size_ = 0;
-  };
+  /// A list of rows that all heads of a group attend for one token: of the context, or of the
+  /// session's own. Equal parts of ListJob::plain are lists of own rows, too, whose numbers follow
+  /// the numbers of the lists that a scan has.
+  using List = CodeScanner::List;
 
   std::int64_t begin(const ListJob& job);
-  RowList list_of(const ListJob& job, std::int64_t task) const;
-  void drain(const ListJob& job, const RowList& list, ArrivingRows& rows);
-  void attend(const ListJob& job, const RowList& list, ArrivingRows& rows);
+  List list_of(const ListJob& job, std::int64_t task) const;
+  std::int64_t place(const List& list) const;
+  void drain(const ListJob& job, const List& list, ArrivingRows& rows);
+  void attend(const ListJob& job, const List& list, ArrivingRows& rows);
 
   SessionCore& session_;
   const HeadSteps& heads_;
@@ -117,8 +101,8 @@ class ListAttention {
   std::atomic<std::int64_t> heads_done_ = 0;  // (token, KV head) pairs whose lists are all attended
   std::vector<std::vector<std::int64_t>> listed_;  // of each list, for recall
   std::vector<std::int64_t> rows_wanted_;          // [tokens, kv_heads]
-  PartCounts done_;                                // lists that are attended, by token and KV head
-  Helpers helpers_;  // destroyed before the members above, which its threads use
+  std::vector<std::int64_t> done_;  // lists that are attended, [tokens, kv_heads]; atomic
+  Helpers helpers_;                 // destroyed before the members above, which its threads use
 };
 
 }  // namespace topkv

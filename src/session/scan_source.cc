@@ -10,7 +10,7 @@
 namespace topkv {
 
 /// Returns the scan of a job, whose first token has the number `token` in its step.
-CodeScanner::ScanOf ScanSource::scan_of(const ListJob& job, std::int64_t token) {
+CodeScanner::Scan ScanSource::scan_of(const ListJob& job, std::int64_t token) {
   const std::int64_t kv_heads = session_.shape.kv_heads;
   allowed_.clear();
   allowed_own_.clear();
@@ -23,12 +23,12 @@ CodeScanner::ScanOf ScanSource::scan_of(const ListJob& job, std::int64_t token) 
       allowed_own_.insert(allowed_own_.end(), static_cast<std::size_t>(kv_heads),
                           own_.coded_rows(job.layer, position));
   }
-  return {session_.backend.scanner,
-          {.token = token,
-           .allowed = allowed_,
-           .own = allowed_own_,
-           .rows = job.wanted,
-           .tail = session_.spec.tail}};
+  return {.scanner = session_.backend.scanner,
+          .token = token,
+          .allowed = allowed_,
+          .own = allowed_own_,
+          .rows = job.wanted,
+          .tail = session_.spec.tail};
 }
 
 void ScanSource::start(std::span<Step> steps) {
@@ -37,7 +37,7 @@ void ScanSource::start(std::span<Step> steps) {
       std::ranges::find_if(steps, [&](const Step& step) { return step.scan == this; });
   if (!mine->searched || mine->joined) return;
   const std::int64_t layer = mine->step.layer;
-  const Scratch<std::vector<CodeScanner::ScanOf>> scans;
+  const Scratch<std::vector<CodeScanner::Scan>> scans;
   scans->clear();
   for (Step& step : steps) {
     const SessionCore& of = *step.session;
@@ -45,7 +45,8 @@ void ScanSource::start(std::span<Step> steps) {
     step.joined = true;
     const std::int64_t tokens = std::min(step.step.tokens, step.scan->tokens_at_once(step));
     ListJob& job = step.scan->job_;
-    job = {.layer = layer,
+    job = {.lists = &step.scan->lists_,
+           .layer = layer,
            .queries = step.queries.part(0, tokens),
            .tokens = tokens,
            .wanted = of.schedule.first(layer)};
@@ -58,17 +59,17 @@ void ScanSource::start(std::span<Step> steps) {
 
 void ScanSource::attend(std::span<Step> steps, const std::function<void()>& first) {
   reach_fault("session.attend");
-  const Scratch<std::vector<ListAttention::Work>> jobs;
+  const Scratch<std::vector<ListJob*>> jobs;
   jobs->clear();
   for (Step& step : steps) {
     if (step.scan == nullptr || !step.searched) continue;
     ListJob& job = step.scan->job_;
     job.queries = step.queries.part(0, job.tokens);
     job.found = step.part(step.host.exact, 0, job.tokens);
-    jobs->push_back({&step.scan->lists_, &job});
+    jobs->push_back(&job);
   }
   if (jobs->empty()) return first();
-  const auto took = ListAttention::attend(*jobs, jobs->front().lists->helpers(), first);
+  const auto took = ListAttention::attend(*jobs, jobs->front()->lists->helpers(), first);
   const auto sessions = static_cast<double>(steps.size());
   for (const Step& step : steps) {
     if (step.scan == nullptr || !step.searched) continue;
@@ -87,6 +88,7 @@ void ScanSource::count_lists(const ListAttention::Times& took, double sessions) 
 void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int64_t tokens,
                                  std::int64_t rows, const ListJob& like) {
   job_ = like;
+  job_.lists = &lists_;
   job_.layer = step.step.layer;
   job_.queries = step.queries.part(token, tokens);
   job_.found = step.part(step.host.exact, token, tokens);
@@ -94,14 +96,14 @@ void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int6
   job_.wanted = rows;
   {
     const auto lock = session_.device.compute()->lock();
-    const CodeScanner::ScanOf scan = scan_of(job_, token);
+    const CodeScanner::Scan scan = scan_of(job_, token);
     const Stopwatch scanning;  // a CUDA device only begins here
     session_.backend.scanner->scan(job_.layer, {&scan, 1});
     session_.count_search(job_.layer, scanning.seconds());
   }
   reach_fault("session.attend");
-  const ListAttention::Work work{&lists_, &job_};
-  const auto took = ListAttention::attend({&work, 1}, lists_.helpers(), [] {});
+  ListJob* const job = &job_;
+  const auto took = ListAttention::attend({&job, 1}, lists_.helpers(), [] {});
   count_lists(took, 1);
 }
 

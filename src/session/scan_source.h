@@ -51,7 +51,7 @@ class ScanSource final : public RoundsSource {
   ListAttention& lists() { return lists_; }
 
  private:
-  CodeScanner::ScanOf scan_of(const ListJob& job, std::int64_t token);
+  CodeScanner::Scan scan_of(const ListJob& job, std::int64_t token);
   void scan_and_attend(const Step& step, std::int64_t token, std::int64_t tokens, std::int64_t rows,
                        const ListJob& like);
   void merge_scanned(const Round& round);

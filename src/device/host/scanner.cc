@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t most_lists = 16;  // of a token: work for this number of threads
 
-HostScanner& scanner(const CodeScanner::ScanOf& part) {
+HostScanner& scanner(const CodeScanner::Scan& part) {
   return static_cast<HostScanner&>(*part.scanner);
 }
 
@@ -36,20 +36,19 @@ void HostScanner::begin_step() {
   has_estimate_ = false;
 }
 
-void HostScanner::scan(std::int64_t layer, std::span<const ScanOf> parts) {
+void HostScanner::scan(std::int64_t layer, std::span<const Scan> parts) {
   reach_fault("session.scan");
-  for (const ScanOf& part : parts) scanner(part).begin_scan(part.scan);
+  for (const Scan& part : parts) scanner(part).begin_scan(part);
   scan(codes_of(step_.shape.index), layer, parts, &HostScanner::of_context_);
-  for (const ScanOf& part : parts) {
+  for (const Scan& part : parts) {
     const HostScanner& of = scanner(part);
-    if (!part.scan.own.empty())
-      scan(codes_of(of.own_codes_), layer, {&part, 1}, &HostScanner::of_own_);
+    if (!part.own.empty()) scan(codes_of(of.own_codes_), layer, {&part, 1}, &HostScanner::of_own_);
   }
-  for (const ScanOf& part : parts) scanner(part).end_scan(part.scan);
+  for (const Scan& part : parts) scanner(part).end_scan(part);
 }
 
 /// to: the place of the results, in each session's scanner.
-void HostScanner::scan(const HostCodes& codes, std::int64_t layer, std::span<const ScanOf> parts,
+void HostScanner::scan(const HostCodes& codes, std::int64_t layer, std::span<const Scan> parts,
                        Found HostScanner::*to) {
   const AttentionShape& a = scanner(parts[0]).step_.shape.attention;
   parallel_for(a.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -63,17 +62,17 @@ void HostScanner::scan(const HostCodes& codes, std::int64_t layer, std::span<con
                     .softcap = a.softcap};
       // Sessions that want the same number of rows and the same tail go together.
       for (std::size_t first = 0; first < parts.size();) {
-        const auto wanted = [&](const ScanOf& part) {
-          return listed_per_row * std::min(part.scan.rows, of.rows.count());
+        const auto wanted = [&](const Scan& part) {
+          return listed_per_row * std::min(part.rows, of.rows.count());
         };
         pass.wanted = wanted(parts[first]);
-        const auto tail = [&](const ScanOf& part) { return part.scan.tail ? of.tail : nullptr; };
+        const auto tail = [&](const Scan& part) { return part.tail ? of.tail : nullptr; };
         pass.tail = tail(parts[first]);
         tokens->clear();
         for (; first < parts.size() && wanted(parts[first]) == pass.wanted &&
                tail(parts[first]) == pass.tail;
              ++first) {
-          scanner(parts[first]).add_tokens(parts[first].scan, head, to, *tokens);
+          scanner(parts[first]).add_tokens(parts[first], head, to, *tokens);
         }
         pass.run(*tokens);
       }
@@ -129,16 +128,14 @@ void HostScanner::end_scan(const Scan& scan) {
     join_tails(to.estimate.part(head), to.noise[head], own.estimate.part(head), own.noise[head]);
 }
 
-void HostScanner::drain_list(const List& list, Wait /*wait*/,
-                             const std::function<void(std::int32_t)>& on_row,
-                             const std::function<bool()>& /*while_waiting*/) {
-  const auto& rows = (list.own ? of_own_ : of_context_)
-                         .listed[static_cast<std::size_t>(
-                             list.token * step_.shape.attention.kv_heads + list.kv_head)];
-  const std::int64_t count = std::ssize(rows);
+void HostScanner::drain_list(const List& list, Wait /*wait*/, ArrivingRows& rows) {
+  const auto& listed = (list.own ? of_own_ : of_context_)
+                           .listed[static_cast<std::size_t>(
+                               list.token * step_.shape.attention.kv_heads + list.kv_head)];
+  const std::int64_t count = std::ssize(listed);
   const std::int64_t end = count * (list.number + 1) / lists();
   for (std::int64_t i = count * list.number / lists(); i < end; ++i)
-    on_row(static_cast<std::int32_t>(rows[static_cast<std::size_t>(i)]));
+    rows.add(listed[static_cast<std::size_t>(i)]);
 }
 
 }  // namespace topkv

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -19,12 +18,11 @@ class HostScanner final : public CodeScanner {
  public:
   explicit HostScanner(HostStep& step);
 
-  void scan(std::int64_t layer, std::span<const ScanOf> parts) override;
+  void scan(std::int64_t layer, std::span<const Scan> parts) override;
   std::int64_t scan_tokens(std::int64_t /*rows*/) const override { return step_.shape.max_tokens; }
   void scan_own(std::shared_ptr<const DeviceIndex> codes) override;
   TailParts scanned() override { return of_context_.parts(); }
-  void drain_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& on_row,
-                  const std::function<bool()>& while_waiting) override;
+  void drain_list(const List& list, Wait wait, ArrivingRows& rows) override;
 
   /// A step begins: it has no scans.
   void begin_step();
@@ -49,7 +47,7 @@ class HostScanner final : public CodeScanner {
     }
   };
 
-  static void scan(const HostCodes& codes, std::int64_t layer, std::span<const ScanOf> parts,
+  static void scan(const HostCodes& codes, std::int64_t layer, std::span<const Scan> parts,
                    Found HostScanner::*to);
   void begin_scan(const Scan& scan);
   void add_tokens(const Scan& scan, std::int64_t head, Found HostScanner::*to,
