@@ -59,7 +59,7 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
     step_.id = step_.workspace->next_turn();
   }
 
-  StepInputs wait_for_inputs() override {
+  AttentionStep wait_for_inputs() override {
     if (!step_.copied_by_scan) window_.begin(step_.compute);
     reach_fault("session.host_copies");
     const StepLayout& layout = step_.layout();
@@ -68,11 +68,11 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
     } else {
       step_.workspace->on_host.synchronize();
     }
-    const auto rows = [&](std::int64_t offset) {
-      return TensorView::tokens_first(step_.host<float>(offset), DType::f32, step_.given.kv_count(),
-                                      step_.attention.kv_heads, step_.attention.head_dim);
-    };
-    return {step_.host<float>(layout.host_q), rows(layout.host_k), rows(layout.host_v)};
+    AttentionStep step = step_.given;
+    step.q = step_.host<float>(layout.host_q);
+    step.k = step_.host<float>(layout.host_k);
+    step.v = step_.host<float>(layout.host_v);
+    return step;
   }
 
   PartialView host_partial_buffer() override { return step_.found(); }

@@ -7,15 +7,8 @@
 #include "src/device/tail_figures.h"
 #include "topkv/attention.h"
 #include "topkv/types.h"
-#include "topkv/view.h"
 
 namespace topkv {
-
-/// The tensors of a step in host memory, valid until the step is finished.
-struct StepInputs {
-  const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
-  TensorView k, v;           ///< float32 [tokens, kv_heads, head_dim]
-};
 
 /// The steps of one session on a device, from q, k and v to the result.
 ///
@@ -31,8 +24,7 @@ class DecodeInputs {
   virtual ~DecodeInputs() = default;
 
   /// Begins a step: takes q, k and v (float32, in the device's memory) of tokens at position
-  /// `first` and on. Without K and V (kv_count 0) the window keeps its rows, and StepInputs::k and
-  /// v have no tokens.
+  /// `first` and on. Without K and V (kv_count 0) the window keeps its rows.
   ///
   /// sees: the positions that the step's queries meet (chunk_passes.h). The caller's attend and
   /// scan keep to them, too.
@@ -40,8 +32,9 @@ class DecodeInputs {
   /// Throws OutOfMemory when rows, or the memory that the step works in, do not fit.
   virtual void begin(const AttentionStep& step, std::int64_t first, const PositionRange& sees) = 0;
 
-  /// Waits until the step's tensors are in host memory, and returns them.
-  virtual StepInputs wait_for_inputs() = 0;
+  /// Waits until the step's tensors are in host memory. Returns the step with q, k and v there,
+  /// valid until the step is finished.
+  virtual AttentionStep wait_for_inputs() = 0;
 
   /// Returns room for a partial of [tokens x q_heads] heads in host memory. A partial that lies
   /// there is added without a copy. It is valid from wait_for_inputs on, or from begin on in a step

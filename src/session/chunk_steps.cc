@@ -8,26 +8,17 @@
 namespace topkv {
 namespace {
 
-/// The places of the partials of passes, [heads] each: of earlier chunks, of one pass, and the lse
-/// of the last pass if the caller wants no lse.
-struct Joined {
-  PartialView earlier, pass;
-  float* lse;
-
-  static std::int64_t bytes(std::int64_t heads, std::int64_t head_dim) {
-    return (2 * heads * (head_dim + 1) + heads) * bytes_of(DType::f32);
-  }
-  Joined(float* memory, std::int64_t heads, std::int64_t head_dim)
-      : earlier{memory, memory + 2 * heads * head_dim, heads, head_dim},
-        pass{memory + heads * head_dim, earlier.lse + heads, heads, head_dim},
-        lse(pass.lse + heads) {}
-};
+/// Returns the bytes of the partials of passes, of [heads] each: of earlier chunks, of one pass,
+/// and the lse of the last pass.
+std::int64_t bytes_of_passes(std::int64_t heads, std::int64_t head_dim) {
+  return (2 * heads * (head_dim + 1) + heads) * bytes_of(DType::f32);
+}
 
 }  // namespace
 
 std::int64_t joined_bytes(const SessionShape& shape) {
   const AttentionShape& a = shape.attention;
-  return a.chunk_len > 0 ? Joined::bytes(shape.max_tokens * a.q_heads, a.head_dim) : 0;
+  return a.chunk_len > 0 ? bytes_of_passes(shape.max_tokens * a.q_heads, a.head_dim) : 0;
 }
 
 bool meets_chunks(const SessionCore& session, const AttentionStep& step) {
@@ -59,18 +50,20 @@ void ChunkSteps::run_passes(Step step, const ChunkPasses& passes) {
   const std::int64_t d = session_.shape.head_dim;
   ComputeDevice& compute = *session_.device.compute();
   const std::int64_t heads = whole.tokens * session_.shape.q_heads;
-  if (const std::int64_t bytes = Joined::bytes(heads, d); joined_.bytes() < bytes) {
+  if (const std::int64_t bytes = bytes_of_passes(heads, d); joined_.bytes() < bytes) {
     joined_ = {};
     joined_ = compute.allocate(bytes, "session");
   }
-  const Joined room(joined_.floats(), heads, d);
+  float* const memory = joined_.floats();
+  const PartialView earlier{memory, memory + 2 * heads * d, heads, d};
+  const PartialView pass{memory + heads * d, earlier.lse + heads, heads, d};
   const std::int64_t end = session_.position(whole.layer);
   const auto merge = [&](PartialView into, PartialView other) {
     const auto lock = compute.lock();
     compute.merge(into, other, whole.stream);
   };
   for (std::int64_t i = 1; i < passes.size(); ++i) {
-    const PartialView out = i == 1 ? room.earlier : room.pass;
+    const PartialView out = i == 1 ? earlier : pass;
     step.step.q = passes[i].queries(whole);
     step.step.out = out.out;
     step.step.lse = out.lse;
@@ -78,14 +71,14 @@ void ChunkSteps::run_passes(Step step, const ChunkPasses& passes) {
     step.step.kv_tokens = 0;
     session_.sees = passes[i].sees.within({0, end});
     run_step({&step, 1});
-    if (i > 1) merge(room.earlier, room.pass);
+    if (i > 1) merge(earlier, pass);
   }
   step.step = whole;
-  if (whole.lse == nullptr && passes.size() > 1) step.step.lse = room.lse;
+  if (whole.lse == nullptr && passes.size() > 1) step.step.lse = pass.lse + heads;
   session_.sees = passes[0].sees;
   if (reads) session_.sees = session_.sees.within({0, end});
   run_step({&step, 1});
-  if (passes.size() > 1) merge({step.step.out, step.step.lse, heads, d}, room.earlier);
+  if (passes.size() > 1) merge({step.step.out, step.step.lse, heads, d}, earlier);
 }
 
 }  // namespace topkv

@@ -95,24 +95,27 @@ void SearchSource::search_all(std::int64_t layer, std::span<const Searched> sess
 void SearchSource::search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
                           std::int64_t rows, const GivenEntries* given) {
   const SessionCore& one = sessions[0].source->session_;
-  const Scratch<SharedQueries> shared;
+  // Of all sessions together.
+  const Scratch<std::vector<float>> shared_queries;
+  const Scratch<std::vector<PositionRange>> shared_allowed;
+  const Scratch<SearchResult> shared_found;
   if (sessions.size() > 1) {
-    shared->data.clear();
-    shared->allowed.clear();
+    shared_queries->clear();
+    shared_allowed->clear();
     for (const auto& [source, queries] : sessions) {
       const HeadStep& step = source->heads_[head];
-      shared->data.insert(shared->data.end(), step.queries.begin(), step.queries.end());
-      shared->allowed.insert(shared->allowed.end(), step.allowed[0].begin(), step.allowed[0].end());
+      shared_queries->insert(shared_queries->end(), step.queries.begin(), step.queries.end());
+      shared_allowed->insert(shared_allowed->end(), step.allowed[0].begin(), step.allowed[0].end());
     }
     one.segments[0].search(one.indices[0], layer, head,
-                           {.data = shared->data.data(),
-                            .count = std::ssize(shared->allowed),
+                           {.data = shared_queries->data(),
+                            .count = std::ssize(*shared_allowed),
                             .dim = one.shape.head_dim,
-                            .allowed = shared->allowed,
+                            .allowed = *shared_allowed,
                             .group = one.shape.group(),
                             .scale = one.shape.softmax_scale(),
                             .tokens = sessions[0].queries.tokens},
-                           rows, nullptr, shared->found);
+                           rows, nullptr, *shared_found);
   }
   std::int64_t first = 0;
   for (const auto& [source, queries] : sessions) {
@@ -122,7 +125,7 @@ void SearchSource::search(std::int64_t layer, std::int64_t head, std::span<const
     for (std::size_t s = 0; s < session.segments.size(); ++s) {
       SearchResult& found = step.selector.found(s);
       if (s == 0 && sessions.size() > 1) {
-        found.copy(shared->found, first, step.count());
+        found.copy(*shared_found, first, step.count());
         continue;
       }
       session.segments[s].search(session.indices[s], layer, head,
@@ -138,13 +141,8 @@ void SearchSource::select(std::int64_t layer, std::int64_t head, const TokenQuer
                           std::int64_t rows) {
   HeadStep& step = heads_[head];
   if (session_.options.select_by == SelectBy::group) {
-    const AttentionShape& shape = session_.shape;
-    step.selector.choose_shared(rows, {.queries = step.queries.data(),
-                                       .heads = shape.group(),
-                                       .layer = layer,
-                                       .kv_head = head,
-                                       .scale = shape.softmax_scale(),
-                                       .softcap = shape.softcap});
+    step.selector.choose_shared(rows, layer, head, heads_.block(head, step.allowed[0]),
+                                session_.shape.softcap);
   } else {
     step.selector.choose(rows);
   }

@@ -46,12 +46,6 @@ class SearchSource final : public RoundsSource {
     SearchSource* source;
     TokenQueries queries;
   };
-  /// Queries of several sessions that rows are searched for together.
-  struct SharedQueries {
-    std::vector<float> data;  // [queries, head_dim]
-    std::vector<PositionRange> allowed;
-    SearchResult found;
-  };
 
   static void search_all(std::int64_t layer, std::span<const Searched> sessions);
   static void search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,

@@ -29,19 +29,16 @@ void Selector::collect(std::int64_t query, std::int64_t k) {
 /// Leaves the k best candidates, by position.
 void Selector::take_best(std::int64_t k) {
   if (std::ssize(candidates_) > k) {
-    std::nth_element(candidates_.begin(), candidates_.begin() + k, candidates_.end(),
-                     [](const Candidate& a, const Candidate& b) {
-                       return a.score > b.score || (a.score == b.score && a.position < b.position);
-                     });
+    std::nth_element(candidates_.begin(), candidates_.begin() + k, candidates_.end(), ranks_before);
     candidates_.resize(static_cast<std::size_t>(k));
   }
-  std::ranges::sort(candidates_, {}, &Candidate::position);
+  std::ranges::sort(candidates_, {}, &Scored::position);
 }
 
 /// Has a query attend the candidates, which are by position.
 void Selector::give(std::int64_t query) {
   std::size_t s = 0;
-  for (const Candidate& candidate : candidates_) {
+  for (const Scored& candidate : candidates_) {
     while (s + 1 < segments_.size() && candidate.position >= segments_[s + 1].first) ++s;
     chosen_[s][static_cast<std::size_t>(query)].push_back(candidate.position - segments_[s].first);
   }
@@ -57,17 +54,17 @@ void Selector::choose(std::int64_t k) {
     float& ceiling = ceilings_[static_cast<std::size_t>(q)];
     ceiling = infinity;
     if (std::ssize(candidates_) == k)
-      ceiling = std::ranges::min(candidates_, {}, &Candidate::score).score;
+      ceiling = std::ranges::min(candidates_, {}, &Scored::score).score;
     give(q);
   }
 }
 
-void Selector::choose_shared(std::int64_t k, const Groups& groups) {
-  const std::int64_t queries = found_[0].queries();
-  reset(queries);
-  for (std::int64_t first = 0; first < queries; first += groups.heads) {
+void Selector::choose_shared(std::int64_t k, std::int64_t layer, std::int64_t kv_head,
+                             const QueryBlock& queries, float softcap) {
+  reset(queries.count);
+  for (std::int64_t first = 0; first < queries.count; first += queries.group) {
     candidates_.clear();
-    for (std::int64_t h = 0; h < groups.heads; ++h) {
+    for (std::int64_t h = 0; h < queries.group; ++h) {
       const auto before = std::ssize(candidates_);
       collect(first + h, k);
       // What was found for it and is not among the k best scores no more than the last of these.
@@ -76,17 +73,15 @@ void Selector::choose_shared(std::int64_t k, const Groups& groups) {
       ceiling = -infinity;
       if (std::ssize(own) >= k) {
         std::ranges::nth_element(own, own.begin() + (k - 1), std::ranges::greater{},
-                                 &Candidate::score);
+                                 &Scored::score);
         ceiling = own[static_cast<std::size_t>(k - 1)].score;
         candidates_.resize(static_cast<std::size_t>(before + k));
       }
     }
-    std::ranges::sort(candidates_, {}, &Candidate::position);
-    const auto same = [](const Candidate& a, const Candidate& b) {
-      return a.position == b.position;
-    };
+    std::ranges::sort(candidates_, {}, &Scored::position);
+    const auto same = [](const Scored& a, const Scored& b) { return a.position == b.position; };
     candidates_.erase(std::unique(candidates_.begin(), candidates_.end(), same), candidates_.end());
-    score_candidates(groups, first);
+    score_candidates(layer, kv_head, queries, first, softcap);
     all_.assign(candidates_.begin(), candidates_.end());
     take_best(k);
     // Of the others the scores are known.
@@ -98,12 +93,12 @@ void Selector::choose_shared(std::int64_t k, const Groups& groups) {
         ++taken;
         continue;
       }
-      for (std::int64_t h = 0; h < groups.heads; ++h) {
+      for (std::int64_t h = 0; h < queries.group; ++h) {
         float& ceiling = ceilings_[static_cast<std::size_t>(first + h)];
         ceiling = std::max(ceiling, scores_[static_cast<std::size_t>(h * count + i)]);
       }
     }
-    for (std::int64_t h = 0; h < groups.heads; ++h) {
+    for (std::int64_t h = 0; h < queries.group; ++h) {
       float& ceiling = ceilings_[static_cast<std::size_t>(first + h)];
       if (ceiling == -infinity) ceiling = infinity;  // all were taken
       give(first + h);
@@ -111,11 +106,12 @@ void Selector::choose_shared(std::int64_t k, const Groups& groups) {
   }
 }
 
-/// Candidates, by position, get the sum of their softmax weights for the heads of the group that
+/// Scoreds, by position, get the sum of their softmax weights for the heads of the group that
 /// begins with a query; scores_: their inner products.
-void Selector::score_candidates(const Groups& groups, std::int64_t first) {
+void Selector::score_candidates(std::int64_t layer, std::int64_t kv_head, const QueryBlock& queries,
+                                std::int64_t first, float softcap) {
   const std::int64_t count = std::ssize(candidates_);
-  scores_.resize(static_cast<std::size_t>(groups.heads * count));
+  scores_.resize(static_cast<std::size_t>(queries.group * count));
   std::int64_t at = 0;
   for (std::size_t s = 0; s < segments_.size(); ++s) {
     const bool last = s + 1 == segments_.size();
@@ -126,17 +122,17 @@ void Selector::score_candidates(const Groups& groups, std::int64_t first) {
       positions_.push_back(position - segments_[s].first);
     }
     if (positions_.empty()) continue;
-    const RowsView rows = segments_[s].rows(groups.layer, groups.kv_head);
-    dot_gather(groups.queries + first * rows.dim(), groups.heads, rows.keys, positions_.data(),
+    const RowsView rows = segments_[s].rows(layer, kv_head);
+    dot_gather(queries.query(first), queries.group, rows.keys, positions_.data(),
                std::ssize(positions_), scores_.data() + at, count);
     at += std::ssize(positions_);
   }
-  for (Candidate& candidate : candidates_) candidate.score = 0;
+  for (Scored& candidate : candidates_) candidate.score = 0;
   weights_.resize(static_cast<std::size_t>(count));
-  for (std::int64_t h = 0; h < groups.heads && count > 0; ++h) {
+  for (std::int64_t h = 0; h < queries.group && count > 0; ++h) {
     std::copy_n(scores_.begin() + h * count, count, weights_.begin());
-    scale_by(weights_.data(), count, groups.scale);
-    if (groups.softcap > 0) soft_cap(weights_.data(), count, groups.softcap);
+    scale_by(weights_.data(), count, queries.scale);
+    if (softcap > 0) soft_cap(weights_.data(), count, softcap);
     const float high = max_of(weights_.data(), count);
     const float whole = exp_shifted(weights_.data(), count, high);
     if (!(whole > 0)) continue;  // hostile scores: not a number

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/context/segment.h"
+#include "src/core/math/topk.h"
 #include "topkv/key_index.h"
 #include "topkv/session.h"
 
@@ -28,17 +29,12 @@ class Selector {
   /// REQUIRES: k is at most the k of the search.
   void choose(std::int64_t k);
 
-  /// The queries of some tokens for one KV head.
-  struct Groups {
-    const float* queries = nullptr;  // [tokens, heads, dim]
-    std::int64_t heads = 1;
-    std::int64_t layer = 0, kv_head = 0;
-    float scale = 1, softcap = 0;
-  };
   /// Lets the heads of a group attend one selection of k rows. The candidates are the k best rows
   /// of each head that were found last. The k candidates with the largest sum of the heads' softmax
   /// weights are selected. A head's weights are its softmax over the candidates.
-  void choose_shared(std::int64_t k, const Groups& groups);
+  /// queries: the queries of that search, in groups.
+  void choose_shared(std::int64_t k, std::int64_t layer, std::int64_t kv_head,
+                     const QueryBlock& queries, float softcap);
 
   /// Keeps the search results of these queries alone, and numbers them anew from 0. `queries` is
   /// ascending.
@@ -67,20 +63,17 @@ class Selector {
   std::int64_t rows(std::int64_t query, std::size_t segments) const;
 
  private:
-  struct Candidate {
-    float score;
-    std::int64_t position;  // counted in the whole sequence
-  };
   void collect(std::int64_t query, std::int64_t k);
   void take_best(std::int64_t k);
-  void score_candidates(const Groups& groups, std::int64_t first);
+  void score_candidates(std::int64_t layer, std::int64_t kv_head, const QueryBlock& queries,
+                        std::int64_t first, float softcap);
   void give(std::int64_t query);
 
   std::span<const Segment> segments_;
   std::vector<SearchResult> found_;                             // per segment
   std::vector<std::vector<std::vector<std::int64_t>>> chosen_;  // per segment and query
-  std::vector<Candidate> candidates_;
-  std::vector<Candidate> all_;           // candidates of a group, before the best are chosen
+  std::vector<Scored> candidates_;       // by positions in the whole sequence
+  std::vector<Scored> all_;              // candidates of a group, before the best are chosen
   std::vector<float> ceilings_;          // per query
   std::vector<std::int64_t> positions_;  // of candidates, counted within a segment
   std::vector<float> scores_,

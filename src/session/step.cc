@@ -20,18 +20,6 @@ namespace {
 // scan of several, few enough that there is something left to begin with meanwhile.
 constexpr std::size_t begun_together = 4;
 
-/// Adds the time since the last call to a counter.
-class Lap {
- public:
-  void operator()(double& counter) {
-    counter += watch_.seconds();
-    watch_ = Stopwatch();
-  }
-
- private:
-  Stopwatch watch_;
-};
-
 /// Returns the seconds of the step so far that were search, or no part of the step.
 double searching(const Step& step) {
   const SessionCore& of = *step.session;
@@ -72,27 +60,27 @@ void begin(std::span<Step> steps) {
 void take(std::span<Step> steps) {
   for (Step& step : steps) {
     SessionCore& of = *step.session;
-    Lap lap;
+    Stopwatch watch;
     step.given = of.backend.inputs->wait_for_inputs();
     step.queries.data = step.given.q;
-    lap(of.times(step.step.layer).q_out);
+    of.times(step.step.layer).q_out += watch.seconds();
     if (step.searched) {
       step.host = {.exact = of.backend.inputs->host_partial_buffer()};
       std::fill_n(step.host.exact.lse, step.host.exact.heads, empty_lse);
     }
     with_session_in_errors(step.session_index, [&] { append_rows(step); });
-    lap = {};
+    watch = {};
     step.window->contribute(step);
-    lap(of.times(step.step.layer).window);
+    of.times(step.step.layer).window += watch.seconds();
   }
 }
 
 void finish(Step& step) {
   SessionCore& of = *step.session;
-  Lap lap;
+  const Stopwatch watch;
   reach_fault("session.finish");
   of.backend.inputs->finish(step.step, step.searched ? step.host : TailParts{});
-  lap(of.times(step.step.layer).merge);
+  of.times(step.step.layer).merge += watch.seconds();
 }
 
 }  // namespace
@@ -113,12 +101,15 @@ void append_rows(const Step& step) {
   const Stopwatch watch;
   SessionCore& of = *step.session;
   const std::int64_t layer = step.step.layer;
-  const StepInputs& given = step.given;
-  check_finite(step, "q", given.q, step.step.tokens, of.shape.q_heads);
-  if (const std::int64_t rows = given.k.tokens; rows > 0) {
-    check_finite(step, "K", static_cast<const float*>(given.k.data), rows, of.shape.kv_heads);
-    check_finite(step, "V", static_cast<const float*>(given.v.data), rows, of.shape.kv_heads);
-    of.own->append(layer, given.k, given.v);
+  const AttentionStep& given = step.given;
+  check_finite(step, "q", given.q, given.tokens, of.shape.q_heads);
+  if (const std::int64_t rows = given.kv_count(); rows > 0) {
+    check_finite(step, "K", given.k, rows, of.shape.kv_heads);
+    check_finite(step, "V", given.v, rows, of.shape.kv_heads);
+    const auto view = [&](const float* x) {
+      return TensorView::tokens_first(x, DType::f32, rows, of.shape.kv_heads, of.shape.head_dim);
+    };
+    of.own->append(layer, view(given.k), view(given.v));
   }
   of.times(layer).append += watch.seconds();
 }

@@ -38,7 +38,7 @@ struct Step {
   AttentionStep step = {};
   std::int64_t skipped = 0;  ///< reading tokens before the step's first
   TokenQueries queries = {};
-  StepInputs given = {};
+  AttentionStep given = {};  ///< the step with q, k and v in host memory
   /// The host's partials over rows beyond sinks and window, [tokens x q_heads].
   TailParts host = {};
   bool searched = false;  ///< there may be rows beyond sinks and window

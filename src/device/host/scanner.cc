@@ -23,15 +23,17 @@ const HostCodes& codes_of(const std::shared_ptr<const DeviceIndex>& codes) {
 
 }  // namespace
 
-HostScanner::HostScanner(HostStep& step)
-    : CodeScanner(std::clamp<std::int64_t>(most_lists / step.shape.attention.kv_heads, 1, 8)),
-      step_(step) {}
+HostScanner::HostScanner(const SessionShape& shape)
+    : CodeScanner(std::clamp<std::int64_t>(most_lists / shape.attention.kv_heads, 1, 8)),
+      shape_(shape) {}
 
 void HostScanner::scan_own(std::shared_ptr<const DeviceIndex> codes) {
   own_codes_ = std::move(codes);
 }
 
-void HostScanner::begin_step() {
+void HostScanner::begin_step(const TokenQueries& queries, PartialView out) {
+  queries_ = queries;
+  out_ = out;
   scanned_ = false;
   has_estimate_ = false;
 }
@@ -39,7 +41,7 @@ void HostScanner::begin_step() {
 void HostScanner::scan(std::int64_t layer, std::span<const Scan> parts) {
   reach_fault("session.scan");
   for (const Scan& part : parts) scanner(part).begin_scan(part);
-  scan(codes_of(step_.shape.index), layer, parts, &HostScanner::of_context_);
+  scan(codes_of(shape_.index), layer, parts, &HostScanner::of_context_);
   for (const Scan& part : parts) {
     const HostScanner& of = scanner(part);
     if (!part.own.empty()) scan(codes_of(of.own_codes_), layer, {&part, 1}, &HostScanner::of_own_);
@@ -50,7 +52,7 @@ void HostScanner::scan(std::int64_t layer, std::span<const Scan> parts) {
 /// to: the place of the results, in each session's scanner.
 void HostScanner::scan(const HostCodes& codes, std::int64_t layer, std::span<const Scan> parts,
                        Found HostScanner::*to) {
-  const AttentionShape& a = scanner(parts[0]).step_.shape.attention;
+  const AttentionShape& a = scanner(parts[0]).shape_.attention;
   parallel_for(a.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch<std::vector<PassToken>> tokens;
     for (std::int64_t head = begin; head < end; ++head) {
@@ -82,29 +84,29 @@ void HostScanner::scan(const HostCodes& codes, std::int64_t layer, std::span<con
 
 /// Makes room for the results of a scan of some tokens of the step.
 void HostScanner::begin_scan(const Scan& scan) {
-  const AttentionShape& a = step_.shape.attention;
+  const AttentionShape& a = shape_.attention;
   const std::int64_t head_steps = std::ssize(scan.allowed);
-  const std::int64_t heads = step_.queries.tokens * a.q_heads;
+  const std::int64_t heads = queries_.tokens * a.q_heads;
   const bool own = !scan.own.empty();
   if (!std::exchange(scanned_, true)) {
     of_context_.reset(heads, a.head_dim);
     if (own) of_own_.reset(heads, a.head_dim);
   }
-  has_estimate_ = scan.tail && !step_.shape.has_row_rules;
+  has_estimate_ = scan.tail && !shape_.has_row_rules;
   of_context_.reset_lists(head_steps);
   if (own) of_own_.reset_lists(head_steps);
 }
 
 void HostScanner::add_tokens(const Scan& scan, std::int64_t head, Found HostScanner::*to,
                              std::vector<PassToken>& tokens) {
-  const AttentionShape& a = step_.shape.attention;
+  const AttentionShape& a = shape_.attention;
   Found& found = this->*to;
   const TailParts parts = found.parts();
   const auto allowed = to == &HostScanner::of_own_ ? scan.own : scan.allowed;
   for (std::int64_t i = head; i < std::ssize(allowed); i += a.kv_heads) {
     const std::int64_t token = scan.token + i / a.kv_heads;
     const std::int64_t at = token * a.q_heads + head * a.group();
-    tokens.push_back({.queries = step_.queries.data + at * a.head_dim,
+    tokens.push_back({.queries = queries_.data + at * a.head_dim,
                       .allowed = allowed[static_cast<std::size_t>(i)],
                       .listed = &found.listed[static_cast<std::size_t>(i)],
                       .parts = parts.part(at, a.group())});
@@ -114,10 +116,10 @@ void HostScanner::add_tokens(const Scan& scan, std::int64_t head, Found HostScan
 /// Rare rows join the rows that are attended exactly. The tail of the session's own rows joins the
 /// tail of the context.
 void HostScanner::end_scan(const Scan& scan) {
-  if (step_.shape.has_row_rules) return;
-  const std::int64_t first = scan.token * step_.shape.attention.q_heads;
-  const std::int64_t heads = std::ssize(scan.allowed) * step_.shape.attention.group();
-  const PartialView out = step_.out.view().part(first, heads);
+  if (shape_.has_row_rules) return;
+  const std::int64_t first = scan.token * shape_.attention.q_heads;
+  const std::int64_t heads = std::ssize(scan.allowed) * shape_.attention.group();
+  const PartialView out = out_.part(first, heads);
   merge(out, of_context_.rare.view().part(first, heads));
   if (scan.own.empty()) return;
   merge(out, of_own_.rare.view().part(first, heads));
@@ -129,9 +131,9 @@ void HostScanner::end_scan(const Scan& scan) {
 }
 
 void HostScanner::drain_list(const List& list, Wait /*wait*/, ArrivingRows& rows) {
-  const auto& listed = (list.own ? of_own_ : of_context_)
-                           .listed[static_cast<std::size_t>(
-                               list.token * step_.shape.attention.kv_heads + list.kv_head)];
+  const auto& listed =
+      (list.own ? of_own_ : of_context_)
+          .listed[static_cast<std::size_t>(list.token * shape_.attention.kv_heads + list.kv_head)];
   const std::int64_t count = std::ssize(listed);
   const std::int64_t end = count * (list.number + 1) / lists();
   for (std::int64_t i = count * list.number / lists(); i < end; ++i)

@@ -9,23 +9,24 @@
 #include "index/codes/code_pass.h"
 #include "src/device/code_scanner.h"
 #include "src/device/host/codes.h"
-#include "src/device/host/step.h"
+#include "src/device/session_shape.h"
 
 namespace topkv {
 
 /// Scans are complete when scan returns. A list is an equal part of the rows that a scan found.
 class HostScanner final : public CodeScanner {
  public:
-  explicit HostScanner(HostStep& step);
+  /// shape: of the session, which outlives this.
+  explicit HostScanner(const SessionShape& shape);
 
   void scan(std::int64_t layer, std::span<const Scan> parts) override;
-  std::int64_t scan_tokens(std::int64_t /*rows*/) const override { return step_.shape.max_tokens; }
+  std::int64_t scan_tokens(std::int64_t /*rows*/) const override { return shape_.max_tokens; }
   void scan_own(std::shared_ptr<const DeviceIndex> codes) override;
   TailParts scanned() override { return of_context_.parts(); }
   void drain_list(const List& list, Wait wait, ArrivingRows& rows) override;
 
-  /// A step begins: it has no scans.
-  void begin_step();
+  /// A step begins: it has no scans. out: the place for the partials of the step's scans.
+  void begin_step(const TokenQueries& queries, PartialView out);
   /// Returns whether the step's scans made an estimate that is to be added to the step. The caller
   /// of a step with SessionShape::has_row_rules adds it.
   bool has_estimate() const { return has_estimate_; }
@@ -54,7 +55,9 @@ class HostScanner final : public CodeScanner {
                   std::vector<PassToken>& tokens);
   void end_scan(const Scan& scan);
 
-  HostStep& step_;
+  const SessionShape& shape_;
+  TokenQueries queries_;
+  PartialView out_;
   std::shared_ptr<const DeviceIndex> own_codes_;  // null: own rows have no codes
   Found of_context_;
   Found of_own_;
