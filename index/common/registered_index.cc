@@ -382,9 +382,12 @@ std::vector<std::string> registered_names() {
 }
 
 bool unregister_index(std::string_view name) {
+  // Its functions end without the lock: destructors of the application may call topkv.
+  std::shared_ptr<const Registered> found;
   const std::lock_guard lock(registry().mutex);
   const auto at = registry().of_name.find(name);
   if (at == registry().of_name.end()) return false;
+  found = std::move(at->second);
   registry().of_name.erase(at);
   return true;
 }

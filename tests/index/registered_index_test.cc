@@ -3,9 +3,11 @@
 
 #include <limits>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/own_index.h"
@@ -115,6 +117,21 @@ TEST(RegisterIndex, MakesSpecsOfTheNameUntilItIsForgotten) {
   SearchResult found;
   keys.search(*kept, found);
   EXPECT_EQ(found.positions(0).size(), 9U);
+}
+
+TEST(RegisterIndex, FunctionsMayCallTopkvWhenTheyEnd) {
+  int ends = 0;
+  std::shared_ptr<void> last(nullptr, [&](void*) {
+    EXPECT_FALSE(unregister_index("own"));
+    ++ends;
+  });
+  IndexRegistration registration = makes_own();
+  registration.load = [last](KeyIndex&, const KeyView&, std::span<const std::byte>) {};
+  registration.save = [](const KeyIndex&) { return std::vector<std::byte>(); };
+  register_index("own", std::move(registration));
+  last.reset();  // the registration has the other copy
+  EXPECT_TRUE(unregister_index("own"));
+  EXPECT_EQ(ends, 1);
 }
 
 TEST(RegisterIndex, ParametersReachTheIndexAndItsSpecSpellsThemOut) {

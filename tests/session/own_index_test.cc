@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <exception>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -236,6 +237,25 @@ INSTANTIATE_TEST_SUITE_P(SavedOrNot, OwnIndexInAFile, testing::Values(Comes::loa
                          [](const auto& test) {
                            return test.param == Comes::loaded ? "Loaded" : "BuiltAgain";
                          });
+
+TEST(OwnIndex, BytesThatLoadRefusesAreAnErrorOfTheFile) {
+  IndexRegistration registration = with_own_tail();
+  registration.save = [](const KeyIndex&) { return std::vector<std::byte>(3); };
+  registration.load = [](KeyIndex&, const KeyView&, std::span<const std::byte>) {
+    throw InvalidArgument("three bytes");
+  };
+  const Registration own("own", registration);
+  const topkv::TempDirectory directory;
+  const auto path = directory.path() / "own.topkv";
+  save_context(*own_stream().prefill(own_context)->with_index("own"), path);
+  try {
+    load_context(path);
+    FAIL() << "no exception";
+  } catch (const FileError& error) {
+    EXPECT_NE(std::string(error.what()).find("own.topkv: "), std::string::npos) << error.what();
+    EXPECT_THROW(std::rethrow_if_nested(error), InvalidArgument);
+  }
+}
 
 TEST(OwnIndex, SavedBytesThatChangeWhileAFileIsWrittenAreAnError) {
   std::atomic<int> calls = 0;

@@ -198,7 +198,7 @@ void ContextReading::read_archive(const Section& section,
   try {
     take(reader);
   } catch (const InvalidArgument& error) {  // keys that an index refuses
-    fail_section(open_.file().path(), section, error.what());
+    std::throw_with_nested(section_error(open_.file().path(), section, error.what()));
   }
   reader.finish();
 }

@@ -257,9 +257,14 @@ void check_zeros(const ReadableFile& file, std::int64_t end, std::string_view wh
     fail(file, fmt::format("the bytes between {} and the next page are not 0", what));
 }
 
+FileError section_error(const std::filesystem::path& path, const Section& section,
+                        std::string_view what) {
+  return FileError(fmt::format("{}: {}: {}", path_text(path), section.name(), what));
+}
+
 void fail_section(const std::filesystem::path& path, const Section& section,
                   std::string_view what) {
-  throw FileError(fmt::format("{}: {}: {}", path_text(path), section.name(), what));
+  throw section_error(path, section, what);
 }
 
 }  // namespace topkv

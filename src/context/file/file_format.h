@@ -12,9 +12,11 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/core/io/open_file.h"
+#include "topkv/error.h"
 
 namespace topkv {
 
@@ -100,7 +102,11 @@ struct FileTable {
 /// there, for the message.
 void check_zeros(const ReadableFile& file, std::int64_t end, std::string_view what);
 
-/// Throws FileError with the message "path: section: what".
+/// Returns an error with the message "path: section: what".
+FileError section_error(const std::filesystem::path& path, const Section& section,
+                        std::string_view what);
+
+/// Throws section_error(path, section, what).
 [[noreturn]] void fail_section(const std::filesystem::path& path, const Section& section,
                                std::string_view what);
 
