@@ -3,6 +3,7 @@
 
 #include "bindings/src/array.h"
 #include "bindings/src/dlpack.h"
+#include "bindings/src/gil.h"
 #include "topkv/error.h"
 
 namespace topkv::python {
@@ -94,8 +95,7 @@ std::shared_ptr<void> own(Managed* managed) {
   return {managed, [](void* pointer) {
             auto* tensor = static_cast<Managed*>(pointer);
             if (tensor->deleter == nullptr) return;
-            const py::gil_scoped_acquire gil;
-            tensor->deleter(tensor);
+            with_gil_to_the_end([&] { tensor->deleter(tensor); });
           }};
 }
 
@@ -124,9 +124,8 @@ void Array::take_buffer(py::handle object) {
         fmt::format("{}: its memory cannot be viewed: {}", name_, text_of(error)));
   }
   owner_ = {buffer, [](void* pointer) {
-              const py::gil_scoped_acquire gil;
               auto* view = static_cast<Py_buffer*>(pointer);
-              PyBuffer_Release(view);
+              with_gil_to_the_end([&] { PyBuffer_Release(view); });
               delete view;
             }};
   data_ = buffer->buf;

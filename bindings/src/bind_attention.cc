@@ -55,7 +55,7 @@ void merge_into(const PyPartial& into, const PyPartial& other) {
   const Parts b(other);
   const PartialView target = a.writable();
   const PartialView source = b.readable();
-  const py::gil_scoped_release release;
+  const GilReleased released;
   merge(target, source);
 }
 
@@ -92,7 +92,7 @@ PyPartial attend(py::handle queries, py::handle keys, py::handle values, py::han
   const PartialView target{out.mutable_data(), lse.mutable_data(), heads, key_rows.dim};
   const RowsView rows{key_rows, value_rows};
   {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     attend_rows(q_data, rows, at, scale, target, softcap);
   }
   return {std::move(out), std::move(lse)};

@@ -18,7 +18,7 @@ std::unique_ptr<Builder> make(const AttentionShape& shape, std::int64_t capacity
                                .memory_budget = memory_budget,
                                .keep_queries = true};  // for experiments: h2o, tova, squeezed
   const Device where = device_of(device);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return std::make_unique<Builder>(ContextBuilder(shape, options, where));
 }
 
@@ -29,7 +29,7 @@ void append(Builder& self, std::int64_t layer, py::handle keys, py::handle value
   const TensorView k_view = k.tensor(shape.kv_heads, shape.head_dim);
   const TensorView v_view = v.tensor(shape.kv_heads, shape.head_dim);
   const Exclusive::Write use(self.use, busy);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   self.builder.append(layer, k_view, v_view);
 }
 
@@ -41,7 +41,7 @@ py::object attend(Builder& self, std::int64_t layer, py::handle q, py::handle k,
                   stream, {q_next, q_far});
   const Exclusive::Write use(self.use, busy);
   {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     self.builder.attend(step.step());
   }
   return step.out();
@@ -67,7 +67,7 @@ void bind_builder(py::module_& module) {
           "reserve",
           [](Builder& self, std::int64_t tokens, std::int64_t chunk) {
             const Exclusive::Write use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             self.builder.reserve(tokens, chunk);
           },
           py::arg("tokens"), py::arg("chunk") = 0,
@@ -77,7 +77,7 @@ void bind_builder(py::module_& module) {
           "synchronize",
           [](Builder& self) {
             const Exclusive::Write use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             self.builder.synchronize();
           },
           "Waits until all rows given to a CUDA device are in host memory.")
@@ -85,7 +85,7 @@ void bind_builder(py::module_& module) {
           "truncate",
           [](Builder& self, std::int64_t tokens) {
             const Exclusive::Write use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             self.builder.truncate(tokens);
           },
           py::arg("tokens"),
@@ -130,7 +130,7 @@ void bind_builder(py::module_& module) {
           "freeze",
           [](Builder& self) {
             const Exclusive::Write use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return unconst(self.builder.freeze());
           },
           "Makes the rows a Context with the \"exact\" index. The builder is empty afterwards.")

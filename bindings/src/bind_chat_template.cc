@@ -62,7 +62,7 @@ void bind_chat_template(py::module_& module) {
             py::dict all = variables;
             if (!tools.is_none()) all["tools"] = tools;
             const std::string seen = all.empty() ? std::string() : json_of(all);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return self.render(conversation, add_generation_prompt, seen);
           },
           py::arg("messages"), py::arg("add_generation_prompt") = false,

@@ -56,7 +56,7 @@ void save(const Context& self, const std::filesystem::path& path, std::string mo
             fmt::format("tokens: {} is not a token id; expected 0 or more", token));
   }
   const ProgressFn report = progress_of(progress);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   save_context(self, path, origin, report);
 }
 
@@ -107,7 +107,7 @@ void bind_context(py::module_& module) {
              const py::object& device) {
             const ProgressFn report = progress_of(progress);
             const Device where = device_of(device);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return unconst(self->with_index(spec, report, where));
           },
           py::arg("spec"), py::arg("progress") = py::none(), py::arg("device") = py::none(),
@@ -122,7 +122,7 @@ void bind_context(py::module_& module) {
              const py::object& progress, const py::object& device) {
             const ProgressFn report = progress_of(progress);
             const Device where = device_of(device);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return unconst(self->ready_for({.index = index, .tail = tail}, report, where));
           },
           py::arg("index") = "exact", py::arg("tail") = "", py::arg("progress") = py::none(),

@@ -22,13 +22,13 @@ LoadedContext load(const std::filesystem::path& path, bool mapped, std::int64_t 
                                       .indices = std::move(indices),
                                       .device = device_of(device),
                                       .progress = progress_of(progress)};
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return load_context(path, options);
 }
 
 void verify(const std::filesystem::path& path, const py::object& progress) {
   const ProgressFn report = progress_of(progress);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   verify_context(path, report);
 }
 

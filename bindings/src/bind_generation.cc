@@ -70,7 +70,7 @@ GenerateResult generate(const Model& self, SessionHandle& session, py::handle pr
   const TokenFn report = on_token_of(on_token);
   const TextFn say = on_text_of(on_text);
   const Exclusive::Write use(session.use, "the session");
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return self.generate(session.session, ids, options, report, say);
 }
 
@@ -91,7 +91,7 @@ std::vector<GenerateResult> generate_together(const Model& self,
     uses.emplace_back(session->use, "one of the sessions");
     each.push_back(&session->session);
   }
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return self.generate_together(each, ids, options, report, say);
 }
 

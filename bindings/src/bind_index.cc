@@ -73,7 +73,7 @@ SearchResult search(Index& self, py::handle queries, std::int64_t k, const py::o
   const Exclusive::Read use(self.use, "the index");
   // A huge k must not reserve memory for results that cannot be.
   const std::int64_t most = std::max<std::int64_t>(1, self.index->size());
-  const py::gil_scoped_release release;
+  const GilReleased released;
   SearchResult result;
   self.index->search({data, count, block.size(1), ranges}, std::min(k, most), result);
   return result;

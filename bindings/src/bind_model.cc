@@ -13,7 +13,7 @@
 namespace topkv::python {
 
 void warn(const std::string& warning) {
-  const py::gil_scoped_acquire gil;
+  const GilHeld gil;
   if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 1) != 0) throw py::error_already_set();
 }
 
@@ -50,7 +50,7 @@ ContextPtr prefill(const Model& self, py::handle tokens, const std::string& pref
   const PrefillOptions options =
       prefill_options(prefill, window, sinks, chunk, kv_dtype, memory_budget, std::move(indices));
   const ProgressFn report = progress_of(progress);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return unconst(self.prefill(ids, options, report));
 }
 
@@ -218,7 +218,7 @@ void bind_memory_plan(py::module_& module) {
         if (kv_dtype) request.rows = KvDType::parse(*kv_dtype);
         request.index = kv_index;
         request.host_search = host_search;
-        const py::gil_scoped_release release;
+        const GilReleased released;
         return memory_plans(found(directory), request);
       },
       py::arg("directory"), py::arg("tokens"), py::kw_only(), py::arg("gpu_memory") = 0,
@@ -261,7 +261,7 @@ void bind_model(py::module_& module) {
              const std::string& weights, const py::object& progress, std::int64_t length) {
             const Device where = device_of(device);
             const LoadOptions options{parse_weight_format(weights), length, progress_of(progress)};
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return std::make_shared<Model>(
                 Model::load(found(directory, ModelFiles::all), where, &warn, options));
           },
@@ -301,7 +301,7 @@ void bind_model(py::module_& module) {
             const PrefillOptions options =
                 prefill_options(prefill, window, sinks, chunk, "bf16", 0, {});
             const WeightFormat format = parse_weight_format(weights);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return Model::plan(found(directory), where, options,
                                {.window = window, .sinks = sinks, .capacity = capacity}, format);
           },

@@ -42,7 +42,7 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                               .memory_budget = memory_budget,
                               .measure_recall = measure_recall};
   const Device where = device_of(device);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return std::make_unique<SessionHandle>(Session(context, std::move(options), where), context);
 }
 
@@ -54,7 +54,7 @@ py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::han
                   stream, {q_next, q_far});
   const Exclusive::Write use(self.use, busy);
   {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     self.session.attend(step.step());
   }
   return step.out();
@@ -85,7 +85,7 @@ py::object attend_together(const py::iterable& given, std::int64_t layer, py::ha
   const Step step(handles[0]->context->shape(), handles[0]->device, layer, q, k, v, out, lse, 0,
                   kv_tokens, stream, {q_next, q_far}, std::ssize(handles));
   {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     Session::attend_together(sessions, step.step());
   }
   return step.out();
@@ -244,7 +244,7 @@ void bind_session(py::module_& module) {
           "truncate",
           [](SessionHandle& self, std::int64_t own_tokens) {
             const Exclusive::Write use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             self.session.truncate(own_tokens);
           },
           py::arg("own_tokens"), "Forgets the session's own tokens from this number on.")
@@ -252,7 +252,7 @@ void bind_session(py::module_& module) {
           "fork",
           [](SessionHandle& self) {
             const Exclusive::Read use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return std::make_unique<SessionHandle>(self.session.fork(), self.context);
           },
           "Returns a session that continues from here, with a copy of the own tokens.")
@@ -260,7 +260,7 @@ void bind_session(py::module_& module) {
           "own_rows",
           [](SessionHandle& self) {
             const Exclusive::Read use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return unconst(self.session.own_rows());
           },
           "Returns a copy of the session's own rows as a Context with the index exact. Save it "
@@ -269,7 +269,7 @@ void bind_session(py::module_& module) {
           "resume",
           [](SessionHandle& self, const Context& own_rows) {
             const Exclusive::Write use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             self.session.resume(own_rows);
           },
           py::arg("own_rows"),
@@ -293,14 +293,14 @@ void bind_session(py::module_& module) {
       .def("stats",
            [](SessionHandle& self) {
              const Exclusive::Look use(self.use, busy);
-             const py::gil_scoped_release release;
+             const GilReleased released;
              return SessionStats(self.session.stats());
            })
       .def(
           "step_times",
           [](SessionHandle& self) {
             const Exclusive::Look use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return std::vector<StepTimes>(self.session.step_times());
           },
           "One StepTimes per layer.")
@@ -308,7 +308,7 @@ void bind_session(py::module_& module) {
           "tail_figures",
           [](SessionHandle& self) {
             const Exclusive::Look use(self.use, busy);
-            const py::gil_scoped_release release;
+            const GilReleased released;
             return self.session.tail_figures();
           },
           "One TailFigures per layer; without a tail heads is 0.")

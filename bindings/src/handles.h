@@ -13,6 +13,7 @@
 
 #include "bindings/src/array.h"
 #include "bindings/src/exclusive.h"
+#include "bindings/src/gil.h"
 #include "topkv/context.h"
 #include "topkv/device.h"
 #include "topkv/error.h"
@@ -24,7 +25,7 @@ namespace topkv::python {
 
 namespace py = pybind11;
 
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
+using WithoutGil = py::call_guard<GilReleased>;
 
 /// pybind11 holds objects by pointers to non-const; nothing here writes through them.
 using ContextPtr = std::shared_ptr<Context>;
@@ -95,8 +96,8 @@ struct EarlierQueries {
 };
 
 /// The step that the arguments of an attend(...) of Python stand for. out and lse are made or
-/// checked; what the step points to lives as long as this object. sessions: arrays have a first axis
-/// of so many; 0: they have none.
+/// checked; what the step points to lives as long as this object. sessions: arrays have a first
+/// axis of so many; 0: they have none.
 class Step {
  public:
   Step(const AttentionShape& shape, int device, std::int64_t layer, py::handle q, py::handle k,

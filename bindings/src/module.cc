@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/src/errors.h"
+#include "bindings/src/gil.h"
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
 
@@ -10,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ library, as topkv re-exports it.";
   module.attr("__version__") = TOPKV_VERSION;
   module.attr("cuda_built") = static_cast<bool>(TOPKV_CUDA_BUILT);
+  bind_gil();
   bind_errors(module);
   bind_progress(module);
   bind_types(module);

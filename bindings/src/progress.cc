@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "bindings/src/gil.h"
 #include "src/core/threads/run_with_progress.h"
 
 namespace topkv::python {
@@ -24,27 +25,24 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-/// The callable in a handle that may be copied and dropped without the GIL.
-std::shared_ptr<py::object> share(const py::object& callable) {
-  return {new py::object(callable), [](py::object* held) {
-            const py::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
 /// Calls it, unless it is None. False where it returns False.
 template <class... Arguments>
 bool goes_on(const py::object& callable, const Arguments&... arguments) {
-  const py::gil_scoped_acquire gil;
+  const GilHeld gil;
   check_signals();
   return callable.is_none() || !callable(arguments...).is(py::bool_(false));
 }
 
 }  // namespace
 
+std::shared_ptr<py::object> share(const py::object& object) {
+  return {new py::object(object),
+          [](py::object* held) { with_gil_to_the_end([&] { delete held; }); }};
+}
+
 ProgressFn progress_of(const py::object& callable) {
   return [callable = share(callable)](const Progress& progress) {
-    const py::gil_scoped_acquire gil;
+    const GilHeld gil;
     check_signals();
     if (callable->is_none()) return;
     (*callable)(Report{std::string(progress.stage), std::string(progress.unit), progress.done,
@@ -75,9 +73,9 @@ TextOfFn on_text_of_each(const py::object& callable) {
 }
 
 void run_interruptible(const std::function<void(const std::stop_token&)>& work) {
-  const py::gil_scoped_release release;
+  const GilReleased released;
   run_watched(work, [] {
-    const py::gil_scoped_acquire gil;
+    const GilHeld gil;
     check_signals();
   });
 }

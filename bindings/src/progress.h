@@ -4,12 +4,17 @@
 #include <pybind11/pybind11.h>
 
 #include <functional>
+#include <memory>
 #include <stop_token>
 
 #include "topkv/model.h"
 #include "topkv/progress.h"
 
 namespace topkv::python {
+
+/// Returns a handle of an object. The handle may be copied and dropped by threads that do not hold
+/// the GIL. REQUIRES: the GIL is held.
+std::shared_ptr<pybind11::object> share(const pybind11::object& object);
 
 /// Calls the Python callable, when it is not None, with a Progress. Either way Ctrl-C is noticed
 /// at each report: KeyboardInterrupt, like any exception of the callable, ends the work.

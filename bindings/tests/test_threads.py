@@ -357,6 +357,34 @@ def test_one_index_is_searched_from_many_threads(context):
     np.testing.assert_array_equal(found, [alone] * 4)
 
 
+AT_EXIT = """
+import threading
+import numpy as np, topkv
+
+builder = topkv.ContextBuilder(topkv.AttentionShape(1, 2, 1, 64), 300)
+rows = np.ones((300, 1, 64), np.float32)
+builder.append(0, rows, rows)
+context = builder.freeze()
+begun = threading.Event()
+
+def work():
+    while True:
+        session = topkv.Session(context, k=8, window=16)
+        session.attend(0, np.ones((1, 2, 64), np.float32), rows[:1], rows[:1])
+        begun.set()
+
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+begun.wait()
+print("done", flush=True)
+"""
+
+
+def test_the_interpreter_ends_while_daemon_threads_are_in_calls():
+    result = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
 def test_importing_topkv_imports_neither_torch_nor_matplotlib():
     program = "import sys, topkv; print(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
