@@ -1,8 +1,9 @@
 #include "bindings/src/errors.h"
 
+#include <exception>
+#include <optional>
+#include <string>
 #include <string_view>
-
-#include "topkv/error.h"
 
 namespace topkv::python {
 namespace {
@@ -35,8 +36,36 @@ py::object text_of(const Error& error) {
       PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "backslashreplace"));
 }
 
+struct Cause {
+  py::error_already_set raised;
+  bool is_direct;  ///< the error only says where it was raised
+};
+
+/// Returns the exception of Python that led to an error.
+std::optional<Cause> cause_of(const std::exception& error, bool is_direct = true) {
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const RaisedInPython& cause) {
+    return Cause{cause.raised(), is_direct};
+  } catch (const std::exception& cause) {
+    return cause_of(cause, false);
+  } catch (...) {  // the error has its text
+  }
+  return {};
+}
+
 void raise(const py::object& type, const Error& error) {
-  PyErr_SetObject(type.ptr(), text_of(error).ptr());
+  auto cause = cause_of(error);
+  if (!cause) return PyErr_SetObject(type.ptr(), text_of(error).ptr());
+  const py::object raised = cause->raised.value();
+  if (!cause->is_direct) {
+    const py::object value = type(text_of(error));
+    PyException_SetCause(value.ptr(), py::object(raised).release().ptr());
+    return PyErr_SetObject(type.ptr(), value.ptr());
+  }
+  // Python 3.10 has no notes.
+  if (py::hasattr(raised, "add_note")) raised.attr("add_note")(text_of(error));
+  cause->raised.restore();
 }
 
 void translate(std::exception_ptr pointer) {
@@ -58,7 +87,19 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
+/// Returns a text such as "ValueError: too few keys".
+std::string summary(const py::error_already_set& raised) {
+  const auto type = py::cast<std::string>(raised.type().attr("__name__"));
+  return type + ": " + py::cast<std::string>(py::str(raised.value()));
+}
+
 }  // namespace
+
+PythonError::PythonError(const py::error_already_set& raised)
+    : Error(summary(raised)), RaisedInPython(raised) {}
+
+PythonInvalidArgument::PythonInvalidArgument(const py::error_already_set& raised)
+    : InvalidArgument(summary(raised)), RaisedInPython(raised) {}
 
 void bind_errors(py::module_& module) {
   const auto base = [](PyObject* type) { return py::reinterpret_borrow<py::object>(type); };

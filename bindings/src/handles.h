@@ -120,6 +120,8 @@ void warn(const std::string& warning);
 void bind_types(py::module_& module);
 void bind_device(py::module_& module);
 void bind_index(py::module_& module);
+/// Indices that an application writes in Python.
+void bind_own_index(py::module_& module);
 void bind_attention(py::module_& module);
 void bind_builder(py::module_& module);
 void bind_context(py::module_& module);

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   bind_types(module);
   bind_device(module);
   bind_index(module);
+  bind_own_index(module);
   bind_attention(module);
   bind_builder(module);
   bind_context(module);

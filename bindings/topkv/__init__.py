@@ -11,6 +11,7 @@ softmax covers all of them.
     Session          one reader of a context: attend() is the decode step
     KeyIndex         an index over keys by itself
     IndexSpec        the name of an index, and whether one can be built
+    register_index   makes an index that is written in Python available under a name
     Partial, merge, attend_rows   attention as a merge of partials
     ChatTemplate     renders a conversation as the text that a checkpoint was trained on
     Device           the host's cores, or a CUDA device with a memory limit
@@ -56,6 +57,7 @@ try:
         Partial,
         PlacePlan,
         Progress,
+        QueryBlock,
         SamplingOptions,
         SearchResult,
         Session,
@@ -75,6 +77,8 @@ try:
         memory_plans,
         merge,
         merge_into,
+        register_index,
+        unregister_index,
         verify_context,
     )
 except ImportError as _error:
@@ -117,6 +121,7 @@ __all__ = [
     "Partial",
     "PlacePlan",
     "Progress",
+    "QueryBlock",
     "SamplingOptions",
     "SearchResult",
     "Session",
@@ -136,6 +141,8 @@ __all__ = [
     "memory_plans",
     "merge",
     "merge_into",
+    "register_index",
+    "unregister_index",
     "verify_context",
 ]
 

@@ -166,6 +166,47 @@ class KeyIndex:
     def spec(self) -> str: ...
     def __len__(self) -> int: ...
 
+class QueryBlock:
+    """The queries that topkv asks an index of the application for (register_index)."""
+
+    @property
+    def data(self) -> NDArray[np.float32]:
+        """The queries, [n, dim]."""
+
+    @property
+    def allowed(self) -> NDArray[np.int64]:
+        """The half-open range of positions that each query may find: [n, 2]."""
+
+    @property
+    def group(self) -> int:
+        """The number of consecutive queries that belong to one token's heads. They have one range."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of consecutive groups that form a step of several tokens."""
+
+    @property
+    def scale(self) -> float:
+        """The factor on q·k in attention."""
+
+def register_index(
+    name: str,
+    cls: type,
+    *,
+    factory: Callable[[str], object] | None = None,
+    ranks_keys: bool = False,
+) -> None:
+    """Registers an index that is written in Python. "name" and "name:params" are then specs.
+
+    cls(params) makes an index for one layer and KV head. Objects have build(keys) and
+    search(queries, k), and optionally build_tail(values) and tail(queries, attended, scale, softcap),
+    save() and load(keys, saved), memory and spec. help(topkv.register_index) describes them.
+    """
+
+def unregister_index(name: str) -> bool:
+    """Forgets a registered index. Contexts and sessions that have the index keep it, but new sessions
+    cannot name it. Returns False when no index with this name is registered."""
+
 class Partial:
     """Attention over a subset of the keys: out [heads, head_dim] and lse [heads], float32."""
 

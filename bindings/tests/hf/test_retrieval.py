@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 
 import topkv
 from needles import load_tokenizer, make_needles, text_with
+from own_index import Flat, registered
 from small_models import dtype_of, make_config, make_ids, make_model
 from topkv.hf import TopkCache
 from transformers import AutoModelForCausalLM
@@ -50,6 +51,27 @@ def test_fewer_rows_change_the_logits(device):
 
     everything = last(10_000)
     assert (last(1) - everything).abs().max() > 1e-3 * everything.abs().max()
+
+
+def test_an_index_written_in_python_answers_as_exact_also_after_a_file(device, tmp_path):
+    model = make_model("llama", device, dtype_of(device))
+    ids = make_ids(205, device)
+
+    def last(cache):
+        return model(ids[:, 200:], past_key_values=cache.session(), use_cache=True).logits
+
+    with registered("flat", Flat):
+        exact, flat = (
+            TopkCache(model.config, index=index, tail="none", k=5, window=16, sinks=2)
+            for index in ("exact", "flat")
+        )
+        for cache in (exact, flat):
+            model(ids[:, :200], past_key_values=cache, use_cache=True)
+        assert torch.equal(last(flat), last(exact))
+        flat.save(tmp_path / "text.topkv", model)
+        assert torch.equal(last(TopkCache.from_file(tmp_path / "text.topkv", model)), last(exact))
+    with pytest.raises(topkv.InvalidArgument, match="no index is named \"flat\""):
+        TopkCache.from_file(tmp_path / "text.topkv", model)
 
 
 def test_memory_and_context_tell_what_is_held(device):
