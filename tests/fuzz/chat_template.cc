@@ -5,7 +5,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(chat_template)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   [[maybe_unused]] static const auto config =
       folder.write("tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");

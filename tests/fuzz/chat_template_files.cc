@@ -4,7 +4,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(chat_template_files)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   folder.write("tokenizer_config.json", fuzz::text_of(data, size));
   fuzz::accepts(

@@ -15,7 +15,7 @@
 namespace fuzz = topkv::fuzz;
 namespace cli = topkv::cli;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(cli_command_line)(const std::uint8_t* data, std::size_t size) {
   std::vector<std::string> words;
   std::string_view rest = fuzz::text_of(data, size);
   while (!rest.empty() && words.size() < 64) {

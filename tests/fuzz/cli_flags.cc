@@ -23,7 +23,7 @@ void reads(const Call& call) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(cli_flags)(const std::uint8_t* data, std::size_t size) {
   const std::string_view text = fuzz::text_of(data, size);
   std::vector<std::string> lines;
   std::string_view rest = text;

@@ -4,7 +4,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(config)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   folder.write("config.json", fuzz::text_of(data, size));
   const bool loads = fuzz::accepts([&] { topkv::ModelConfig::load(folder.path()); }, folder.text());

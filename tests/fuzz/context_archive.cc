@@ -17,9 +17,9 @@ namespace {
 constexpr std::int64_t rows = 24;
 constexpr std::int64_t dim = 16;
 
-class Bytes final : public topkv::Archive {
+class BytesArchive final : public topkv::Archive {
  public:
-  explicit Bytes(std::string_view bytes) : bytes_(bytes) {}
+  explicit BytesArchive(std::string_view bytes) : bytes_(bytes) {}
   bool reading() const override { return true; }
   void finish() const { check(bytes_.empty(), "there is more"); }
 
@@ -85,7 +85,7 @@ void attend(const topkv::RowTail& tail) {
 void queries_of(std::string_view bytes) {
   topkv::AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = dim};
   topkv::PrefillQuerySample queries(shape);
-  Bytes archive(bytes);
+  BytesArchive archive(bytes);
   queries.fields(0, rows, archive);
   archive.finish();
   std::vector<float> gathered;
@@ -97,7 +97,7 @@ void queries_of(std::string_view bytes) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(context_archive)(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::size_t which = data[0] % (std::size(fuzz::context_specs) + 1);
   const std::string_view bytes = fuzz::text_of(data + 1, size - 1);
@@ -106,7 +106,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (which == std::size(fuzz::context_specs)) return queries_of(bytes);
         const topkv::IndexSpec spec(fuzz::context_specs[which]);
         const auto index = spec.factory().make();
-        Bytes archive(bytes);
+        BytesArchive archive(bytes);
         // An index, and its tail behind it.
         index->transfer(some_rows().keys, archive);
         fuzz::require(index->size() == rows, "an index of other keys");

@@ -4,7 +4,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(context_description)(const std::uint8_t* data, std::size_t size) {
   fuzz::accepts(
       [&] {
         const topkv::FileMeta meta = topkv::parse_meta(fuzz::text_of(data, size), "c.tkv");

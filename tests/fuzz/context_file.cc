@@ -6,7 +6,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(context_file)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   std::string bytes(fuzz::text_of(data, size));
   fuzz::mend_checksums(bytes);

@@ -35,7 +35,7 @@ void attend(const std::shared_ptr<const topkv::Context>& context, const std::str
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(context_sections)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   const std::string bytes = fuzz::file_of_sections(fuzz::text_of(data, size));
   const auto path = folder.write("c.tkv", bytes);

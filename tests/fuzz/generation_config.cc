@@ -4,7 +4,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(generation_config)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   [[maybe_unused]] static const auto config = folder.write("config.json", R"({"model_type": "llama",
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -27,7 +27,7 @@ void read(Bytes tensor, Bytes file, std::string_view name) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(gguf)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   const auto path = folder.write("m.gguf", fuzz::text_of(data, size));
   const std::string beginning = path.string();

@@ -7,7 +7,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(gguf_blocks)(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const topkv::GgmlType* type = topkv::find_ggml_type(data[0] % 64);
   if (type == nullptr) return 0;

@@ -9,7 +9,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(quantisation)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   const auto file = folder.write("config.json", std::string(R"({"model_type": "llama",
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2,

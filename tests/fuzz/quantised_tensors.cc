@@ -46,7 +46,7 @@ void make(const topkv::MatrixSource& source) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(quantised_tensors)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   if (size == 0) return 0;
   folder.write("model.safetensors", fuzz::text_of(data + 1, size - 1));

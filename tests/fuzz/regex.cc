@@ -8,7 +8,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(regex)(const std::uint8_t* data, std::size_t size) {
   const std::string_view input = fuzz::text_of(data, size);
   if (topkv::valid_utf8_bytes(input) < input.size()) return 0;  // REQUIRES
   const std::size_t end = std::min(input.find('\0'), size);

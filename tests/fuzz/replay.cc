@@ -1,7 +1,7 @@
-// Gives a target what was found worth keeping: every file of the folders named. In place of
-// libFuzzer's main, so that any compiler builds it and every run of the tests has it. Of each
-// folder the target has to take an input: else all were refused at their first byte, and nothing
-// was tested.
+// Gives targets what was found worth keeping: every file of the folders named, each to the target
+// that has the folder's name. In place of libFuzzer's main, so that any compiler builds it and
+// every run of the tests has it. The target has to take an input of its folder: else all were
+// refused at their first byte, and nothing was tested.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -22,6 +22,8 @@ int fail(const fs::path& path, const std::string& why) {
 }
 
 int replay(const fs::path& folder) {
+  const auto target = topkv::fuzz::targets().find(folder.filename().string());
+  if (target == topkv::fuzz::targets().end()) return fail(folder, "no target has this name");
   std::error_code error;
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder, error))
@@ -37,7 +39,7 @@ int replay(const fs::path& folder) {
     if (!stream.is_open() || stream.bad()) return fail(file, "it cannot be read");
     // Of its own size, so that AddressSanitizer sees where it ends.
     const std::vector<std::uint8_t> input(bytes.begin(), bytes.end());
-    LLVMFuzzerTestOneInput(input.data(), input.size());
+    target->second(input.data(), input.size());
   }
   const std::int64_t taken = topkv::fuzz::accepted - before;
   if (taken == 0) return fail(folder, "all inputs were refused: what lies behind was not tested");

@@ -7,7 +7,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(safetensors)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   folder.write("model.safetensors", fuzz::text_of(data, size));
   fuzz::accepts(

@@ -5,7 +5,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(safetensors_index)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   [[maybe_unused]] static const bool shards = [] {
     folder.write("a.safetensors", topkv::file_of({{"x", {"F32", {1}, "abcd"}}}));

@@ -41,7 +41,7 @@ void check(const serve::AnswerRequest& request) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(serve_request)(const std::uint8_t* data, std::size_t size) {
   const std::string_view body = fuzz::text_of(data, size);
   parse([](std::string_view text) { check(serve::parse_completion(text)); }, body);
   parse([](std::string_view text) { check(serve::parse_chat(text)); }, body);

@@ -1,6 +1,6 @@
-// What the targets have in common. A target is one parser behind LLVMFuzzerTestOneInput: it is
-// given any bytes, and either reads them or throws an exception of include/topkv/error.h that says
-// why, on one line. All else ends the process: another exception, a signal, a sanitizer's report.
+// What the targets have in common. A target is one parser behind FUZZ_TARGET: it is given any
+// bytes, and either reads them or throws an exception of include/topkv/error.h that says why, on
+// one line. All else ends the process: another exception, a signal, a sanitizer's report.
 #pragma once
 
 #include <oneapi/tbb/global_control.h>
@@ -11,6 +11,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -18,9 +20,26 @@
 #include "src/core/text/utf8.h"
 #include "topkv/error.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+// FUZZ_TARGET(name)(const std::uint8_t* data, std::size_t size) { … return 0; } in name.cc: with
+// libFuzzer a program's only target, else one of all that replay.cc knows by their names.
+#ifdef TOPKV_LIBFUZZER
+#define FUZZ_TARGET(name) extern "C" int LLVMFuzzerTestOneInput
+#else
+#define FUZZ_TARGET(name)                                                                 \
+  int fuzz_##name(const std::uint8_t* data, std::size_t size);                            \
+  const bool is_known_##name = topkv::fuzz::targets().emplace(#name, fuzz_##name).second; \
+  int fuzz_##name
+#endif
 
 namespace topkv::fuzz {
+
+using Target = int (*)(const std::uint8_t* data, std::size_t size);
+
+/// Returns the targets of this program by name.
+inline std::map<std::string, Target, std::less<>>& targets() {
+  static std::map<std::string, Target, std::less<>> known;
+  return known;
+}
 
 /// Threads would only make what is found hard to find again.
 inline const oneapi::tbb::global_control one_thread(

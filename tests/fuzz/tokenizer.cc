@@ -3,7 +3,7 @@
 
 namespace fuzz = topkv::fuzz;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(tokenizer)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   const auto file = folder.write("tokenizer.json", fuzz::text_of(data, size));
   fuzz::accepts([&] { fuzz::use_tokenizer(file); }, folder.text());

@@ -41,7 +41,7 @@ nlohmann::json pieces() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FUZZ_TARGET(tokenizer_parts)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
   static const std::string models[] = {"{\"model\": " + bytes().dump() + ",",
                                        "{\"model\": " + pieces().dump() + ","};
