@@ -11,18 +11,18 @@ lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' p
 topkv := build/release/src/cli/topkv
 # A process per core, each with one thread of PyTorch's: the models of the tests are small.
 pytest := OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist loadfile
-# Of topkv.hf's tests those that run whole programs, which take most of the time: with the newest alone.
-programs := scripts distributed eval picture_examples
-# With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
-native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
-# What runs here at once leaves it out without one: compiling it for all GPUs takes the better part of an hour.
-here := $(if $(native),-D TOPKV_CUDA=AUTO $(native),-D TOPKV_CUDA=OFF)
+# Tests of topkv.hf that run whole programs take most of the time. They run with the newest transformers alone.
+slow_hf_tests := scripts distributed eval picture_examples
+# With a GPU here, CUDA code is compiled for this GPU alone, which is quicker. A bundle is for all GPUs.
+gpu_arch_flag := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
+# Targets that run a program here leave CUDA out if there is no GPU: compiling it for all GPUs takes most of an hour.
+cuda_flags := $(if $(gpu_arch_flag),-D TOPKV_CUDA=AUTO $(gpu_arch_flag),-D TOPKV_CUDA=OFF)
 # Without one, checks compile it for the oldest, to see that it compiles.
-checked_architectures := $(if $(native),native,80-real)
+checked_architectures := $(if $(gpu_arch_flag),native,80-real)
 # And little optimised, which takes about half the time.
-checked_cuda_flags := $(if $(native),,-Xcicc -O1 -Xptxas -O1)
+checked_cuda_flags := $(if $(gpu_arch_flag),,-Xcicc -O1 -Xptxas -O1)
 # Nor are those started that need one, each to say that it is skipped, one after the other.
-checked_tests := $(if $(native),,--exclude-regex '^gpu\.')
+checked_tests := $(if $(gpu_arch_flag),,--exclude-regex '^gpu\.')
 
 .PHONY: help needle check check-quick check-gpu check-python check-real check-smollm2 build install bundle wheel bench asan tsan fuzz docs setup clean
 
@@ -51,7 +51,7 @@ help:
 	@echo 'make clean     delete build/ and out/'
 
 needle: setup
-	cmake --preset release $(here)
+	cmake --preset release $(cuda_flags)
 	cmake --build --preset release --parallel $(jobs) --target topkv-cli
 	$(topkv) needle -m models/needle-14m $(ARGS)
 
@@ -86,7 +86,7 @@ fuzz: setup
 	bash tools/fuzz.sh build/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 check-gpu: setup
-	cmake --preset dev -D TOPKV_CUDA=ON $(native)
+	cmake --preset dev -D TOPKV_CUDA=ON $(gpu_arch_flag)
 	cmake --build --preset dev --parallel $(jobs)
 	ctest --preset dev --label-regex gpu
 
@@ -107,7 +107,7 @@ check-python: setup
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
 	build/check-python/bin/pip install --quiet --no-compile --constraint bindings/tests/constraints.txt \
 	  'transformers==$(lowest_transformers).*'
-	$(pytest) bindings/tests/hf $(foreach file,$(programs),--ignore=bindings/tests/hf/test_$(file).py)
+	$(pytest) bindings/tests/hf $(foreach file,$(slow_hf_tests),--ignore=bindings/tests/hf/test_$(file).py)
 endif
 
 real := build/real
@@ -126,7 +126,7 @@ check-real: check-smollm2
 	  $(check_real) $$model $(real)/$$model.json || exit 1; done
 
 build: setup
-	cmake --preset release $(here)
+	cmake --preset release $(cuda_flags)
 	cmake --build --preset release --parallel $(jobs)
 
 install: build
@@ -141,7 +141,7 @@ wheel: setup
 	bash tools/wheel.sh $(WHEEL_ARGS)
 
 bench: setup
-	cmake --preset release -D TOPKV_BUILD_BENCH=ON $(here)
+	cmake --preset release -D TOPKV_BUILD_BENCH=ON $(cuda_flags)
 	cmake --build --preset release --parallel $(jobs)
 	for benchmark in build/release/bench/*_bench; do $$benchmark || exit 1; done
 
