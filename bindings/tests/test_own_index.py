@@ -249,8 +249,8 @@ def test_an_exception_of_a_progress_callback_ends_the_work_between_heads():
 
     topkv.register_index("flat", changed(build=build))
     with pytest.raises(Broken):
-        make_context(layers=16).with_index("flat", progress=raise_broken)
-    assert 0 < len(built) < 32
+        make_context(layers=150).with_index("flat", progress=raise_broken)
+    assert 0 < len(built) < 300  # heads, which are more than a machine has cores
 
 
 def test_exceptions_that_are_no_exception_reach_the_caller():
