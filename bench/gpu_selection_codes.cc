@@ -7,8 +7,8 @@
 #include "gpu/device.h"
 #include "index/codes/code_tail.h"
 #include "index/codes/codes_index.h"
+#include "src/context/index_on_device.h"
 #include "src/device/compute_device.h"
-#include "src/session/index_on_device.h"
 
 namespace bench {
 

@@ -103,13 +103,14 @@ void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t
 /// rows with the best scores for each query head. A sample of the codes decides how many rows pass;
 /// with no more codes than the sample has, the number is exact. Rows arrive in any order, and
 /// lengths last. Readers know that a row has arrived because its place no longer holds the value
-/// from before. Then it writes `rare`, the attention over rare rows. If a tail is wanted, it also
-/// writes `estimate` and `noise` for all rows in the ranges that are neither rare nor found.
+/// from before. Then it writes parts.exact, the attention over rare rows. If a tail is wanted, it
+/// also writes parts.estimate and parts.noise for all rows in the ranges that are neither rare nor
+/// found.
 /// Asynchronous.
 void list_rows(const CodeScan& scan, cudaStream_t stream);
 
-/// Codes of one head, in the layout of the host.
-struct HostCodes {
+/// Codes of one head in device memory, still in the layout of the host.
+struct StagedCodes {
   const std::uint8_t* keys;    // [blocks of 64][key_bytes][64]
   int key_bytes;               // at most the bytes of a unit, which zeros fill up
   const std::uint8_t* values;  // [keys / 4][lanes]; null: none
@@ -117,7 +118,7 @@ struct HostCodes {
 };
 
 /// Fills the units of one head with codes. rare_keys: as in CodeScan, for this head. Asynchronous.
-void encode_units(const HostCodes& codes, const int* rare_keys, int rare_count, int count,
+void encode_units(const StagedCodes& codes, const int* rare_keys, int rare_count, int count,
                   int key_bytes, int value_bytes, std::uint8_t* units, cudaStream_t stream);
 
 }  // namespace topkv::gpu

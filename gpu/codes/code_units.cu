@@ -8,7 +8,7 @@ namespace {
 
 /// A block a unit. What pads the last one is 0.
 __global__ void __launch_bounds__(block)
-    units_kernel(HostCodes codes, const int* rare_keys, int rare_count, int count, int key_bytes,
+    units_kernel(StagedCodes codes, const int* rare_keys, int rare_count, int count, int key_bytes,
                  int value_bytes, std::uint8_t* units) {
   __shared__ int positions[unit_keys];
   __shared__ __align__(16) unsigned unit[unit_bytes(most_key_bytes, most_value_bytes) / 4];
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(block)
 
 }  // namespace
 
-void encode_units(const HostCodes& codes, const int* rare_keys, int rare_count, int count,
+void encode_units(const StagedCodes& codes, const int* rare_keys, int rare_count, int count,
                   int key_bytes, int value_bytes, std::uint8_t* units, cudaStream_t stream) {
   if (count == 0) return;
   units_kernel<<<static_cast<unsigned>((count + unit_keys - 1) / unit_keys), block, 0, stream>>>(

@@ -54,7 +54,7 @@ struct SegmentIndex {
   std::vector<LayerIndex> layers;
   bool shared = false;  ///< the heads belong to another SegmentIndex, too, which counts their bytes
 
-  // The copy of the last device that asked for one (src/session/index_on_device.h).
+  // The copy of the last device that asked for one (index_on_device.h).
   mutable std::mutex mutex;
   mutable std::shared_ptr<ComputeDevice> device;
   mutable std::shared_ptr<const DeviceIndex> on_device;

@@ -8,12 +8,12 @@
 
 #include "index/codes/codes_index.h"
 #include "index/common/index_factory.h"
+#include "src/context/index_on_device.h"
 #include "src/core/memory/memory.h"
 #include "src/device/compute_device.h"
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/model/network/key_bias.h"
-#include "src/session/index_on_device.h"
 #include "src/session/session_sizes.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "src/context/index_build.h"
+#include "src/context/index_on_device.h"
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopping.h"
 #include "src/core/threads/stopwatch.h"
-#include "src/session/index_on_device.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "index/common/index_factory.h"
-#include "src/session/index_on_device.h"
+#include "src/context/index_on_device.h"
 #include "src/session/session_sizes.h"
 #include "topkv/error.h"
 

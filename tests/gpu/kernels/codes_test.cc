@@ -18,7 +18,7 @@
 #include "gpu/device.h"
 #include "index/codes/code_tail.h"
 #include "index/codes/codes_index.h"
-#include "src/session/index_on_device.h"
+#include "src/context/index_on_device.h"
 #include "tests/gpu/kernels/device_array.h"
 #include "tests/support/session_feed.h"
 

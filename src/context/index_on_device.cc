@@ -1,4 +1,4 @@
-#include "src/session/index_on_device.h"
+#include "src/context/index_on_device.h"
 
 #include <fmt/format.h>
 
