@@ -136,7 +136,7 @@ refuses 2 'add --chat' generate -m plain -p a --system b
 refuses 2 'refuses this conversation: no system role' chat -m refuses --system b --device cpu
 refuses 2 "'-' is standard input" chat -m plain -f -
 refuses 1 'nowhere.txt' chat -m plain -f nowhere.txt
-refuses 2 'takes one index' chat -m plain --kv-index exact --kv-index codes
+refuses 2 '--kv-index: given twice' chat -m plain --kv-index exact --kv-index codes
 refuses 2 '--room' chat -m plain --room 1
 with_template broken '{% for m in messages %}'
 refuses 1 'broken/chat_template.jinja: the chat template' chat -m broken

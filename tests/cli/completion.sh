@@ -41,6 +41,7 @@ offers 'topkv serve -m models ' 'models book.tkv'
 offers 'topkv info ' 'models small.gguf book.tkv'
 offers 'topkv plan ' 'models small.gguf'
 offers 'topkv ask -m ' 'models small.gguf'
+offers 'topkv needle -o ' 'models'
 offers 'topkv ask book.tkv --kv-index ' "$indices"
 offers 'topkv generate --kv-index sq' 'squeezed'
 offers 'topkv prefill --kv-index fa' 'faiss:IVF,SQ8 faiss:HNSW32'

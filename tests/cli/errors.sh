@@ -93,7 +93,7 @@ refuses 1 '\.: has no config.json; expected the directory of a model' needle -m 
 refuses 1 'no-such-model' generate -m no-such-model -p a
 refuses 1 'no-such-model: .* config.json alone is enough' info -m no-such-model
 refuses 1 'config.json alone is enough' info .
-refuses 2 "-p: expected a text to continue, found ''; leave the flag out for the text of the files alone" generate -m "$model" -p ''
+refuses 2 "-p: expected a text to continue, found ''; leave the flag out for the default: the files alone" generate -m "$model" -p ''
 refuses 1 'is empty; expected text' generate -m "$model" -f -
 refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
@@ -204,7 +204,7 @@ done
 refuses_early 1 'no-such-model' generate -m no-such-model -p a -f -
 refuses_early 1 'no-such-file' generate -m "$model" -p a -f - -f no-such-file
 refuses_early 2 "'-' is given twice" generate -m "$model" -p a -f - -f -
-refuses_early 2 'one index' generate -m "$model" -p a -f - --kv-index exact --kv-index hnsw
+refuses_early 2 '--kv-index: given twice' generate -m "$model" -p a -f - --kv-index exact --kv-index hnsw
 # --mem is for context and session together: 1 MiB is 256 tokens of this model.
 refuses 1 'KV rows of 301 tokens .* 1.0 MiB (1048576 bytes) available' \
   generate -m "$model" -p a -n 299 --mem 1MiB
@@ -215,7 +215,7 @@ refuses 2 "-c: a value is missing; expected tokens such as .*, found the flag --
   needle -m "$model" -c --depths 3
 refuses 2 "--kv-topk: expected rows per layer.*, found ''" needle -m "$model" --kv-topk= --depths 1
 refuses 2 "-c: expected tokens such as .*, found '=4K'; write -c 4K (see" needle -m "$model" -c=4K
-refuses 2 "-p: expected a text to continue, found ''; leave the flag out for prompts that are lines of standard input" ask book.tkv -m "$model" -p ''
+refuses 2 "-p: expected a text to continue, found ''; leave the flag out for the default: lines of standard input" ask book.tkv -m "$model" -p ''
 refuses 2 "FILE: expected a context's file, found none" ask -m "$model"
 refuses 2 'no index is named "foo"; known are' generate -m "$model" -p a --kv-index foo
 refuses 2 '--ctx: a value is missing' needle -m "$model" --ctx
@@ -243,7 +243,7 @@ refuses 2 '--needle-text: expected UTF-8 text, found byte 0xe9 at position 3' \
   needle -m "$model" --needle-text "$bad" --question a --answer b
 refuses 2 '--question: expected UTF-8' needle -m "$model" --needle-text a --question "$bad" --answer b
 refuses 2 '--answer: expected UTF-8' needle -m "$model" --needle-text a --question b --answer "$bad"
-refuses_early 2 '--prompt: expected UTF-8' generate -m "$model" -f - -p "$bad"
+refuses_early 2 'error: -p: expected UTF-8' generate -m "$model" -f - -p "$bad"
 refuses 1 'caf\\xe9' needle -m "$bad"
 refuses 1 'caf\\xe9' generate -m "$model" -p a -f "$bad"
 refuses 2 'caf\\xe9' "$bad"

@@ -83,5 +83,5 @@ refuses '--stop: expected a text' --stop ''
 refuses '--min-p: expected a number from 0 to 1' --min-p 2
 refuses '--repetition-penalty: expected a number above 0' --repetition-penalty 0
 refuses '--frequency-penalty: expected a number from -2 to 2' --frequency-penalty 3
-refuses '--samples: expected' --samples 257
+refuses '-N: expected 1 to 256' --samples 257
 end

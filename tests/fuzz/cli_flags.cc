@@ -1,7 +1,9 @@
 // What flags may be given: numbers, and the options of retrieval, prefill and sampling. A line
 // each.
+#include <type_traits>
 #include <vector>
 
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "tests/fuzz/target.h"
@@ -50,35 +52,28 @@ FUZZ_TARGET(cli_flags)(const std::uint8_t* data, std::size_t size) {
     for (const double depth : cli::parse_depths("--depths", first))
       fuzz::require(depth >= 0 && depth <= 100, "a depth out of its range", first);
   });
-  const auto or_default = [&](std::size_t i, const char* value) {
-    return lines[i].empty() ? std::string(value) : lines[i];
+  cli::RetrievalFlags retrieval;
+  cli::PrefillFlags prefill;
+  cli::SamplingFlags sampling;
+  std::size_t next = 0;
+  const auto read_line = [&](std::string_view name, auto& value) {
+    using Value = std::remove_reference_t<decltype(value)>;
+    const cli::Flag& flag = *cli::find_flag(cli::help_of("needle").groups, name);
+    value = cli::initial_value<Value>(flag);
+    if constexpr (!std::is_same_v<Value, bool>) {
+      const std::string& line = lines[next++ % lines.size()];
+      if (!line.empty()) reads([&] { cli::read_value(flag, line, value); });
+    }
   };
-  const cli::RetrievalFlags retrieval{.indices = {or_default(0, "exact")},
-                                      .tail = lines[1],
-                                      .k = or_default(2, "64"),
-                                      .mass = or_default(3, "none"),
-                                      .error = or_default(4, "none"),
-                                      .window = or_default(5, "1024"),
-                                      .sinks = or_default(6, "4"),
-                                      .select = or_default(7, "group"),
-                                      .dense_layers = or_default(8, "0")};
+  cli::visit_flags(retrieval, read_line);
+  cli::visit_flags(prefill, read_line);
+  cli::visit_flags(sampling, read_line);
   reads([&] { cli::check_flags(retrieval); });
+  if (retrieval.indices.empty()) retrieval.indices = {"exact"};
   reads([&] {
     cli::retrieval_options(retrieval, 4, cli::full_spec(retrieval.indices.front()), 100);
   });
-  const cli::PrefillFlags prefill{.mode = lines[9],
-                                  .window = or_default(10, "1024"),
-                                  .chunk = or_default(11, "auto"),
-                                  .dtype = or_default(12, "bf16"),
-                                  .memory = lines[13]};
-  reads([&] { cli::check_flags(prefill); });
   reads([&] { cli::prefill_options(prefill, retrieval); });
-  const cli::SamplingFlags sampling{.predict = lines[0],
-                                    .temperature = lines[14],
-                                    .top_p = lines[15],
-                                    .top_k = lines[2],
-                                    .seed = lines[3]};
-  reads([&] { cli::check_flags(sampling); });
   reads([&] { cli::sampling_options(sampling); });
   return 0;
 }

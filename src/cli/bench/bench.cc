@@ -42,7 +42,7 @@ int run_bench(const BenchFlags& flags, const CLI::App& command) {
 Run add_bench(CLI::App& app) {
   CLI::App* command = add_command(app, "bench");
   const auto flags = std::make_shared<BenchFlags>();
-  add_flags(*command, *flags);
+  bind_flags(*command, *flags);
   return [flags, command] { return run_bench(*flags, *command); };
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -22,6 +21,7 @@
 #include "src/cli/commands/load_context.h"
 #include "src/cli/commands/load_model.h"
 #include "src/cli/flags/answer_flags.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/parse_numbers.h"
@@ -41,30 +41,19 @@ namespace {
 struct AskFlags {
   ModelFlags model;
   RetrievalFlags retrieval;
-  SamplingFlags sampling;
   AnswerFlags answers;
   TemplateFlags variables;
   std::string file;
   std::vector<std::string> prompts;
-  std::string memory;  // empty: what the machine has free
-  std::string length;
+  PrefillFlags prefill;  // its memory
+  std::optional<std::int64_t> length;
   bool mapped = false;
-
-  std::int64_t most_predicted() const {
-    return sampling.predict.empty() ? 128 : parse_count("-n", sampling.predict, 1);
-  }
 };
 
 void check_flags(const AskFlags& flags) {
-  check_flags(flags.model);
   check_flags(flags.retrieval);
-  check_flags(flags.sampling);
   check_flags(flags.answers);
   template_variables(flags.variables);
-  flags.most_predicted();
-  for (const std::string& prompt : flags.prompts) check_utf8("--prompt", prompt);
-  if (flags.retrieval.indices.size() > 1)
-    throw UsageError("--kv-index: ask takes one index; several are for topkv needle");
 }
 
 /// A model, and a context that it read.
@@ -111,7 +100,7 @@ class Asking {
         serve::tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt,
                                 template_variables(flags_.variables));
     if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
-    model_.check_reach(loaded_.context->tokens() + std::ssize(tokens) + flags_.most_predicted());
+    model_.check_reach(loaded_.context->tokens() + std::ssize(tokens) + flags_.answers.predict);
     return tokens;
   }
 
@@ -126,7 +115,7 @@ class Asking {
   /// Asks as many of the first as there is memory for; gives how many.
   std::size_t ask_together(std::span<const std::string> prompts,
                            std::span<const std::vector<Token>> tokens) {
-    const std::int64_t most = flags_.most_predicted();
+    const std::int64_t most = flags_.answers.predict;
     std::vector<Session> sessions;
     sessions.reserve(most_together);  // they stay where they are
     // Of host memory none has taken its own yet when the next one looks at what is free.
@@ -161,8 +150,7 @@ class Asking {
     const Stopwatch watch;
     std::vector<double> first_token(count);
     TokenLogprobs logprobs = {.chosen = {.token = -1}, .top = {}};
-    GenerateOptions options =
-        generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    GenerateOptions options = generate_options(flags_.answers, model_.config().sampling);
     if (options.sampling.repetition_penalty != 1) options.before = loaded_.origin.tokens;
     if (chat_) {
       const ChatAnswers answers(*chat_, model_.tokenizer());
@@ -238,30 +226,27 @@ int run_ask(AskFlags flags) {
   if (!chat && !flags.variables.variables.empty())
     throw UsageError(
         "--template-arg: the context is a plain text without a chat template; leave the flag out");
-  const std::int64_t length =
-      flags.length.empty() ? info.length : parse_count("--length", flags.length);
-  const std::int64_t memory = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
   const Device device = open_device(flags.model);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
-  PrefillFlags prefill;
-  prefill.mode = "dense";
-  const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
+                                 flags.length.value_or(info.length));
   const std::string own = model.fingerprint();
-  const double penalty = generate_options(flags.sampling, flags.answers, model.config().sampling,
-                                          flags.most_predicted())
-                             .sampling.repetition_penalty;
+  const double penalty =
+      generate_options(flags.answers, model.config().sampling).sampling.repetition_penalty;
   if (penalty != 1 && !info.has_token_ids) {
     throw FileError(
         fmt::format("{}: has no token ids for the repetition penalty of {} to count; give "
                     "--repetition-penalty 1, or a file that topkv prefill wrote",
                     printable(flags.file), penalty));
   }
-  LoadedContext loaded = load_asked(
-      {.file = flags.file, .mapped = flags.mapped, .memory = memory, .quiet = flags.answers.quiet},
-      info, flags.model, flags.retrieval, own, device, progress);
+  LoadedContext loaded = load_asked({.file = flags.file,
+                                     .mapped = flags.mapped,
+                                     .memory = flags.prefill.memory.value_or(0),
+                                     .quiet = flags.answers.quiet},
+                                    info, flags.model, flags.retrieval, own, device, progress);
   check_ids(flags.file, loaded.origin.tokens, model.config().vocab_size);
   Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
   stop_if_interrupted();
@@ -298,22 +283,13 @@ int run_ask(AskFlags flags) {
 }  // namespace
 
 Run add_ask(CLI::App& app) {
-  CLI::App* command = add_command(app, "ask");
   const auto flags = std::make_shared<AskFlags>();
-  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
-  add_flags(*command, flags->model);
-  add_flags(*command, flags->retrieval);
-  add_flags(*command, flags->sampling);
-  add_flags(*command, flags->answers);
-  add_flags(*command, flags->variables);
-  command->add_option("FILE", flags->file, "a context's file")->required();
-  command->add_option("-p,--prompt", flags->prompts, "a text to continue")
-      ->expected(1)
-      ->take_all()
-      ->default_str("prompts that are lines of standard input");
-  command->add_flag("--mmap", flags->mapped);
-  command->add_option("--mem", flags->memory, "a size such as 8GiB");
-  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  FlagBinder bind(*add_command(app, "ask"));
+  bind.operand(flags->file);
+  bind.all(flags->model, flags->retrieval, flags->prefill, flags->answers, flags->variables);
+  bind("--prompt", flags->prompts);
+  bind("--mmap", flags->mapped);
+  bind("--length", flags->length);
   return [flags] { return run_ask(*flags); };
 }
 

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -19,11 +18,11 @@
 #include "src/cli/commands/load_model.h"
 #include "src/cli/commands/prefill_step.h"
 #include "src/cli/flags/answer_flags.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/progress_bar.h"
-#include "src/cli/terminal/text_layout.h"
 #include "src/core/io/files.h"
 #include "src/core/text/byte_text.h"
 #include "src/core/text/common_tokens.h"
@@ -37,32 +36,17 @@ struct ChatFlags {
   ModelFlags model;
   RetrievalFlags retrieval;
   PrefillFlags prefill;
-  SamplingFlags sampling;
   AnswerFlags answers;
   TemplateFlags variables;
   std::string system;
-  std::string room = "64K";
+  std::int64_t room = 0;
   std::vector<std::string> files;
-
-  std::int64_t most_predicted() const {
-    return sampling.predict.empty() ? 1024 : parse_count("-n", sampling.predict, 1);
-  }
-  std::int64_t most_own() const { return parse_count("--room", room, 2); }
 };
 
 void check_flags(const ChatFlags& flags) {
-  check_flags(flags.model);
   check_flags(flags.retrieval);
-  check_flags(flags.prefill);
-  check_flags(flags.sampling);
   check_flags(flags.answers);
   template_variables(flags.variables);
-  check_utf8("--system", flags.system);
-  flags.most_predicted();
-  flags.most_own();
-  if (flags.retrieval.indices.size() > 1) {
-    throw UsageError("--kv-index: chat takes one index; several are for topkv needle");
-  }
   for (const std::string& file : flags.files) {
     if (file == "-") throw UsageError("--file: '-' is standard input, where questions come from");
     check_readable(file);
@@ -95,7 +79,7 @@ class Chat {
     session_->truncate(static_cast<std::int64_t>(same) - session_->context().tokens());
     const std::span<const Token> prompt = std::span(asked).subspan(same);
     const std::int64_t room =
-        flags_.most_own() - session_->own_tokens() - static_cast<std::int64_t>(prompt.size());
+        flags_.room - session_->own_tokens() - static_cast<std::int64_t>(prompt.size());
     if (room < 1) {
       held_.resize(same);
       conversation_.forget_question();
@@ -103,11 +87,11 @@ class Chat {
           "the question was skipped: with it the conversation takes {} tokens beside the files, "
           "and --room allows {}, with an answer; ask something shorter, or start again with a "
           "larger --room",
-          format_grouped(flags_.most_own() - room), format_grouped(flags_.most_own()))));
+          format_grouped(flags_.room - room), format_grouped(flags_.room))));
       return false;
     }
     try {
-      answer(asked, prompt, std::min(room, flags_.most_predicted()));
+      answer(asked, prompt, std::min(room, flags_.answers.predict));
     } catch (const Interrupted&) {
       held_.resize(same);
       conversation_.forget_question();
@@ -122,7 +106,7 @@ class Chat {
   void read(const std::vector<Token>& tokens) {
     const ModelConfig& config = model_.config();
     const auto count = static_cast<std::int64_t>(tokens.size());
-    check_rows(config.attention, count + flags_.most_own(),
+    check_rows(config.attention, count + flags_.room,
                prefill_options(flags_.prefill, flags_.retrieval));
     check_indices(flags_.retrieval, config, count);
     check_indices(model_.device(), config.attention, flags_.retrieval, count);
@@ -131,7 +115,7 @@ class Chat {
         prefill(model_, flags_.retrieval, flags_.prefill, tokens, progress_);
     session_.emplace(prefilled.context,
                      retrieval_options(flags_.retrieval, config.attention.layers,
-                                       flags_.retrieval.indices.front(), flags_.most_own()),
+                                       flags_.retrieval.indices.front(), flags_.room),
                      model_.device());
     held_ = tokens;
     if (count == 0 || flags_.answers.quiet) return;
@@ -155,8 +139,8 @@ class Chat {
     AnswerStream stream(
         flags_.answers.json ? AnswerStream::Shown::as_events : AnswerStream::Shown::at_once,
         answered_);
-    GenerateOptions options =
-        generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    GenerateOptions options = generate_options(flags_.answers, model_.config().sampling);
+    options.max_tokens = most;
     options.progress = progress_.brief_callback("prompt");
     options.before.assign(asked.begin(), asked.end() - std::ssize(prompt));
     answers_.prepare(options);
@@ -202,7 +186,7 @@ class Chat {
                : interrupted()                      ? ", interrupted"
                : result.finish == Finish::stop_text ? ", ended by a stop text"
                : count < most                       ? ""
-               : most == flags_.most_predicted()    ? ", cut off: -n allows no more"
+               : most == flags_.answers.predict     ? ", cut off: -n allows no more"
                                                     : ", cut off: --room allows no more");
   }
 
@@ -249,19 +233,12 @@ int run_chat(ChatFlags flags) {
 }  // namespace
 
 Run add_chat(CLI::App& app) {
-  CLI::App* command = add_command(app, "chat");
   const auto flags = std::make_shared<ChatFlags>();
-  flags->prefill.mode = "dense";
-  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
-  add_flags(*command, flags->model);
-  add_flags(*command, flags->retrieval);
-  add_flags(*command, flags->prefill);
-  add_flags(*command, flags->sampling);
-  add_flags(*command, flags->answers);
-  add_flags(*command, flags->variables);
-  command->add_option("-f,--file", flags->files, "a file")->expected(1)->take_all();
-  command->add_option("--system", flags->system, "the text of a system message");
-  command->add_option("--room", flags->room, "a number of tokens");
+  FlagBinder bind(*add_command(app, "chat"));
+  bind.all(flags->model, flags->retrieval, flags->prefill, flags->answers, flags->variables);
+  bind("--file", flags->files);
+  bind("--system", flags->system);
+  bind("--room", flags->room);
   return [flags] { return run_chat(*flags); };
 }
 

@@ -14,12 +14,6 @@
 
 namespace topkv::cli {
 
-void add_flags(CLI::App& command, TemplateFlags& flags) {
-  command.add_option("--template-arg", flags.variables, "a name, = and a value in JSON")
-      ->expected(1)
-      ->take_all();
-}
-
 std::string template_variables(const TemplateFlags& flags) {
   Json variables = Json::object();
   for (const std::string& one : flags.variables) {

@@ -1,7 +1,6 @@
 // What commands share that answer in a chat template: its variables, and answers of several parts.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,7 +18,8 @@ struct TemplateFlags {
   std::vector<std::string> variables;
 };
 
-void add_flags(CLI::App& command, TemplateFlags& flags);
+void visit_flags(TemplateFlags& flags, auto& visit) { visit("--template-arg", flags.variables); }
+
 /// The variables as ChatTemplate::render takes them. Throws UsageError.
 std::string template_variables(const TemplateFlags& flags);
 

@@ -3,65 +3,35 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "src/cli/commands.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/help.h"
 
 namespace topkv::cli {
 namespace {
 
-// What stands in the place of a value, or without a flag.
-struct Value {
-  bool files = false;     // any
-  bool contexts = false;  // topkv prefill's files
-  bool models = false;    // folders, and GGUF files
-  std::vector<std::string> words = {};
+using Kind = FlagValue::Kind;
 
-  bool none() const { return !files && !contexts && !models && words.empty(); }
-  // How names of files end that are offered, beside folders.
-  std::vector<std::string> kinds() const {
-    std::vector<std::string> kinds;
-    if (models) kinds.emplace_back("gguf");
-    if (contexts) kinds.emplace_back("tkv");
-    return kinds;
-  }
-};
+bool any_file(const FlagValue& value) { return value.kind == Kind::file; }
 
-Value value_of(const FlagHelp& flag) {
-  return {.files = flag.value == "FILE",
-          .contexts = false,
-          .models = flag.value == "DIR",
-          .words = flag.choices};
+bool folders(const FlagValue& value) {
+  return value.kind == Kind::folder || !value.endings.empty();
 }
 
-Value operand_of(const CommandHelp& command) {
-  Value value;
-  std::string_view rest = command.operand;
-  while (!rest.empty()) {
-    const std::string_view part = rest.substr(0, rest.find('|'));
-    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
-    if (part == "DIR") {
-      value.models = true;
-    } else if (part == "FILE.tkv") {
-      value.contexts = true;
-    } else {
-      value.words.emplace_back(part);
-    }
-  }
-  return value;
-}
-
-std::vector<FlagHelp> flags_of(const CommandHelp& command) {
-  std::vector<FlagHelp> flags;
+std::vector<Flag> flags_of(const CommandHelp& command) {
+  std::vector<Flag> flags;
   for (const FlagGroup& group : command.groups)
     flags.insert(flags.end(), group.flags.begin(), group.flags.end());
-  flags.push_back({"-h, --help", "", "its flags"});
+  flags.push_back({"-h, --help", {}, "its flags"});
   return flags;
+}
+
+FlagValue operand_of(const CommandHelp& command) {
+  return command.operand.empty() ? FlagValue() : command.operand.front().value;
 }
 
 std::string command_names() {
@@ -91,33 +61,34 @@ std::string zsh_text(const std::string& text) {
 }
 
 // What zsh does in that place: files of these kinds, and folders; where there are none, all files.
-std::string zsh_action(const Value& value) {
-  if (value.files) return "_files";
-  const std::vector<std::string> kinds = value.kinds();
+std::string zsh_action(const FlagValue& value) {
+  if (any_file(value)) return "_files";
+  const std::vector<std::string>& kinds = value.endings;
   if (kinds.size() == 1) return fmt::format("_files -g \"*.{}\"", kinds.front());
   if (!kinds.empty()) return fmt::format("_files -g \"*.({})\"", fmt::join(kinds, "|"));
-  return value.words.empty()
+  if (folders(value)) return "_files -/";
+  return value.choices.empty()
              ? " "
-             : fmt::format("({})", zsh_text(fmt::format("{}", fmt::join(value.words, " "))));
+             : fmt::format("({})", zsh_text(fmt::format("{}", fmt::join(value.choices, " "))));
 }
 
 // The variables that tell bash_completion's script the same.
-std::string bash_sets(const Value& value) {
+std::string bash_sets(const FlagValue& value) {
   std::string sets;
-  if (!value.words.empty()) sets += fmt::format("words='{}' ", fmt::join(value.words, " "));
-  if (value.files) sets += "files=1 ";
-  if (!value.kinds().empty()) sets += fmt::format("kinds='{}' ", fmt::join(value.kinds(), " "));
+  if (!value.choices.empty()) sets += fmt::format("words='{}' ", fmt::join(value.choices, " "));
+  if (any_file(value)) sets += "files=1 ";
+  if (folders(value)) sets += fmt::format("folders=1 kinds='{}' ", fmt::join(value.endings, " "));
   return sets;
 }
 
 // And fish: flags of `complete`.
-std::string fish_offers(const Value& value) {
-  std::string offers = fmt::format("{}", fmt::join(value.words, " "));
-  if (!value.kinds().empty()) {
+std::string fish_offers(const FlagValue& value) {
+  std::string offers = fmt::format("{}", fmt::join(value.choices, " "));
+  if (folders(value)) {
     offers += fmt::format("{}(__topkv_files {})", offers.empty() ? "" : " ",
-                          fmt::join(value.kinds(), " "));
+                          fmt::join(value.endings, " "));
   }
-  return (value.files ? " -F" : " -f") + (offers.empty() ? "" : " -a " + fish_quoted(offers));
+  return (any_file(value) ? " -F" : " -f") + (offers.empty() ? "" : " -a " + fish_quoted(offers));
 }
 
 }  // namespace
@@ -127,26 +98,24 @@ std::string bash_completion() {
       "# bash completion of topkv\n"
       "_topkv() {{\n"
       "  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}\n"
-      "  local flags= files= kinds= kind words=\n"
+      "  local flags= files= folders= kinds= kind words=\n"
       "  if [[ $COMP_CWORD -eq 1 ]]; then\n"
       "    mapfile -t COMPREPLY < <(compgen -W '{} --help --version' -- \"$word\")\n"
       "    return\n"
       "  fi\n"
       "  case ${{COMP_WORDS[1]}} in\n"
-      "    help) words='{}' ;;\n"
-      "    completion) words='bash zsh fish' ;;\n",
+      "    help) words='{}' ;;\n",
       command_names(), command_names());
   for (const CommandHelp& command : all_help()) {
-    if (command.groups.empty()) continue;
     std::string flags;
     std::string values;
-    for (const FlagHelp& flag : flags_of(command)) {
+    for (const Flag& flag : flags_of(command)) {
       const std::vector<std::string> names = names_of(flag);
       flags += (flags.empty() ? "" : " ") + fmt::format("{}", fmt::join(names, " "));
-      if (flag.value.empty()) continue;
-      const Value value = value_of(flag);
-      values += fmt::format("        {}) {};;\n", fmt::join(names, "|"),
-                            value.none() ? "return " : bash_sets(value));
+      if (flag.value.kind == Kind::none) continue;
+      const std::string sets = bash_sets(flag.value);
+      values +=
+          fmt::format("        {}) {};;\n", fmt::join(names, "|"), sets.empty() ? "return " : sets);
     }
     text +=
         fmt::format("    {})\n      case $before in\n{}        *) flags='{}' {};;\n      esac ;;\n",
@@ -158,11 +127,11 @@ std::string bash_completion() {
       "    mapfile -t COMPREPLY < <(compgen -W \"$flags\" -- \"$word\")\n"
       "    return\n"
       "  fi\n"
-      "  if [[ -n $files$kinds ]]; then compopt -o filenames; fi\n"
+      "  if [[ -n $files$folders ]]; then compopt -o filenames; fi\n"
       "  mapfile -t COMPREPLY < <(\n"
       "    if [[ -n $words ]]; then compgen -W \"$words\" -- \"$word\"; fi\n"
       "    if [[ -n $files ]]; then compgen -f -- \"$word\"\n"
-      "    elif [[ -n $kinds ]]; then\n"
+      "    elif [[ -n $folders ]]; then\n"
       "      compgen -d -- \"$word\"\n"
       "      for kind in $kinds; do compgen -f -X \"!*.$kind\" -- \"$word\"; done\n"
       "    fi\n"
@@ -191,21 +160,20 @@ std::string zsh_completion() {
       "  shift words\n"
       "  (( CURRENT-- ))\n"
       "  case $command in\n"
-      "    help) _describe command commands ;;\n"
-      "    completion) _arguments '1:shell:(bash zsh fish)' ;;\n";
+      "    help) _describe command commands ;;\n";
   for (const CommandHelp& command : all_help()) {
-    if (command.groups.empty()) continue;
     text += fmt::format("    {})\n      _arguments -s", command.name);
-    for (const FlagHelp& flag : flags_of(command)) {
+    for (const Flag& flag : flags_of(command)) {
       for (const std::string& name : names_of(flag)) {
         text += fmt::format(" \\\n        '*{}[{}]", name, zsh_text(flag.meaning));
-        if (!flag.value.empty())
-          text += fmt::format(":{}:{}", zsh_text(flag.value), zsh_action(value_of(flag)));
+        if (flag.value.kind != Kind::none)
+          text += fmt::format(":{}:{}", zsh_text(flag.value.name), zsh_action(flag.value));
         text += "'";
       }
     }
-    if (const Value operand = operand_of(command); !operand.none()) {
-      text += fmt::format(" \\\n        '*:{}:{}'", zsh_text(command.operand), zsh_action(operand));
+    for (const Flag& operand : command.operand) {
+      text += fmt::format(" \\\n        '*:{}:{}'", zsh_text(operand.value.name),
+                          zsh_action(operand.value));
     }
     text += " ;;\n";
   }
@@ -225,20 +193,17 @@ std::string fish_completion() {
                         fish_quoted(command.summary));
   }
   text += "complete -c topkv -n __fish_use_subcommand -f -a help -d 'flags of a command'\n";
-  text += fmt::format(
-      "complete -c topkv -n '__fish_seen_subcommand_from help' -f -a '{}'\n"
-      "complete -c topkv -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'\n",
-      command_names());
+  text += fmt::format("complete -c topkv -n '__fish_seen_subcommand_from help' -f -a '{}'\n",
+                      command_names());
   for (const CommandHelp& command : all_help()) {
-    if (command.groups.empty()) continue;
     text += fmt::format("complete -c topkv -n '__fish_seen_subcommand_from {}'{}\n", command.name,
                         fish_offers(operand_of(command)));
-    for (const FlagHelp& flag : flags_of(command)) {
+    for (const Flag& flag : flags_of(command)) {
       text += fmt::format("complete -c topkv -n '__fish_seen_subcommand_from {}'", command.name);
       for (const std::string& name : names_of(flag)) {
         text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       }
-      if (!flag.value.empty()) text += " -r" + fish_offers(value_of(flag));
+      if (flag.value.kind != Kind::none) text += " -r" + fish_offers(flag.value);
       text += " -d " + fish_quoted(flag.meaning) + "\n";
     }
   }
@@ -246,11 +211,9 @@ std::string fish_completion() {
 }
 
 Run add_completion(CLI::App& app) {
-  CLI::App* command = add_command(app, "completion");
   const auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "bash, zsh or fish")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  FlagBinder bind(*add_command(app, "completion"));
+  bind.operand(*shell);
   return [shell] {
     fmt::print("{}", *shell == "bash"  ? bash_completion()
                      : *shell == "zsh" ? zsh_completion()

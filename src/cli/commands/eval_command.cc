@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -11,7 +10,9 @@
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_model.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/eval_options.h"
+#include "src/cli/flags/run_settings.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/report.h"
 #include "src/cli/terminal/terminal.h"
@@ -30,11 +31,8 @@ std::string settings_line(const EvalFlags& flags) {
   const RetrievalFlags& kv = flags.retrieval;
   std::string text = fmt::format("window {}, sinks {}, rows by {}", kv.window, kv.sinks,
                                  kv.select == "group" ? "group" : "query head");
-  if (kv.host_search) text += ", found by the host";
-  if (kv.dense_layers != "0") text += fmt::format(", first {} layers dense", kv.dense_layers);
-  text += fmt::format("; prefill {}", flags.prefill.mode);
-  if (flags.prefill.mode == "window") text += " " + flags.prefill.window;
-  if (flags.prefill.dtype != "bf16") text += fmt::format("; rows {}", flags.prefill.dtype);
+  if (!kv.dense_layers) text += ", all layers dense";
+  text = settings_text(std::move(text), kv, flags.prefill);
   text += fmt::format("; prose {}", flags.essays.empty() ? "generated" : printable(flags.essays));
   return text + fmt::format("; seed {}", flags.seed);
 }
@@ -145,9 +143,9 @@ int run_eval(const EvalFlags& flags) {
 }  // namespace
 
 Run add_eval(CLI::App& app) {
-  CLI::App* command = add_command(app, "eval");
   const auto flags = std::make_shared<EvalFlags>();
-  add_flags(*command, *flags);
+  FlagBinder bind(*add_command(app, "eval"));
+  visit_flags(*flags, bind);
   return [flags] { return run_eval(*flags); };
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -13,7 +12,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_model.h"
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/flags/output_paths.h"
 #include "src/cli/flags/retrieval_grid.h"
@@ -40,33 +39,16 @@ struct FidelityFlags {
   ModelFlags model;
   ChoiceFlags compared;
   PrefillFlags prefill;
-  std::string context = "64K";
-  std::string questions = "4";
-  std::string haystack = "generated";
-  std::string seed = "42";
-  std::vector<std::string> dtypes = {"bf16"};
+  std::int64_t context = 0;
+  std::string questions;
+  std::string haystack;
+  std::uint64_t seed = 0;
+  std::vector<std::string> dtypes;
   bool json = false;
   std::string csv;   ///< empty: none
   std::string svg;   ///< empty: none
   std::string html;  ///< empty: none
 };
-
-void add_flags(CLI::App& command, FidelityFlags& flags) {
-  add_flags(command, flags.model);
-  add_flags(command, flags.compared);
-  flags.prefill.mode = "window";
-  add_flags(command, flags.prefill);
-  command.remove_option(command.get_option("--kv-dtype"));
-  one_of(command.add_option("--kv-dtype", flags.dtypes), kv_dtypes)->expected(1)->take_all();
-  command.add_option("-c,--ctx", flags.context, "a count of tokens such as 64K");
-  command.add_option("--questions", flags.questions, "a count such as 4");
-  command.add_option("--haystack", flags.haystack, "generated, noise, needles or a directory");
-  command.add_option("--seed", flags.seed, "a whole number");
-  command.add_flag("--json", flags.json);
-  command.add_option("--csv", flags.csv, "a file to write");
-  command.add_option("--svg", flags.svg, "a file to write");
-  command.add_option("--html", flags.html, "a file to write");
-}
 
 /// Before the long run rather than behind it.
 void check_output(const FidelityFlags& flags) {
@@ -218,8 +200,9 @@ void write_output(const FidelityFlags& flags, const FidelityReport& report,
   const std::string picture =
       drawable(report) ? fidelity_svg(report.settings, title, subtitle) : std::string();
   if (!flags.html.empty()) {
-    Json settings = {
-        {"model", flags.model.directory}, {"seed", flags.seed}, {"questions", flags.questions}};
+    Json settings = {{"model", flags.model.directory},
+                     {"seed", std::to_string(flags.seed)},
+                     {"questions", flags.questions}};
     for (const char* shared :
          {"context_tokens", "haystack", "prefill", "weights", "device", "version"})
       settings[shared] = any.at(shared);
@@ -258,29 +241,25 @@ std::vector<std::string> with_reference(const std::vector<std::string>& dtypes) 
 
 int run_fidelity(FidelityFlags flags) {
   catch_interrupts();
-  const std::int64_t length = parse_count("-c", flags.context);
-  check_flags(flags.model);
-  check_flags(flags.prefill);
   check_haystack_flag(flags.haystack);
   const std::vector<double> depths = parse_depths("--questions", flags.questions);
-  const std::uint64_t seed = parse_seed("--seed", flags.seed);
   const ModelConfig config = ModelConfig::load(flags.model.directory);
   const std::vector<RetrievalFlags> chosen = choices(flags.compared, flags.model, config);
   constexpr std::int64_t probe_room = 512;  // tokens, with those of the sessions beside
   const std::vector<std::string> dtypes = with_reference(flags.dtypes);
   flags.prefill.dtype = dtypes.front();
   const auto sessions = static_cast<std::int64_t>(dtypes.size() * (chosen.size() + 1));
-  check_rows(config.attention, length * std::ssize(dtypes) + 2 * probe_room * sessions,
+  check_rows(config.attention, flags.context * std::ssize(dtypes) + 2 * probe_room * sessions,
              prefill_options(flags.prefill, flags.compared.retrieval));
   check_output(flags);
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
-  check_indices(device, config.attention, flags.compared.retrieval, length);
+  check_indices(device, config.attention, flags.compared.retrieval, flags.context);
   const FidelityText text =
-      make_fidelity_text(model.tokenizer(), serve::beginning_tokens(model.tokenizer()), length,
-                         depths, flags.haystack, seed);
+      make_fidelity_text(model.tokenizer(), serve::beginning_tokens(model.tokenizer()),
+                         flags.context, depths, flags.haystack, flags.seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
   std::shared_ptr<const Context> dense;  // what all are compared with
   std::vector<Fidelity> settings;
@@ -324,9 +303,18 @@ int run_fidelity(FidelityFlags flags) {
 }  // namespace
 
 Run add_fidelity(CLI::App& app) {
-  CLI::App* command = add_command(app, "fidelity");
   const auto flags = std::make_shared<FidelityFlags>();
-  add_flags(*command, *flags);
+  FlagBinder bind(*add_command(app, "fidelity"));
+  bind.all(flags->model, flags->compared, flags->prefill);
+  bind("--kv-dtype", flags->dtypes);
+  bind("--ctx", flags->context);
+  bind("--questions", flags->questions);
+  bind("--haystack", flags->haystack);
+  bind("--seed", flags->seed);
+  bind("--json", flags->json);
+  bind("--csv", flags->csv);
+  bind("--svg", flags->svg);
+  bind("--html", flags->html);
   return [flags] { return run_fidelity(*flags); };
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "src/cli/commands/load_model.h"
 #include "src/cli/commands/prefill_step.h"
 #include "src/cli/flags/answer_flags.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/parse_numbers.h"
@@ -28,7 +28,6 @@
 #include "src/cli/terminal/progress_bar.h"
 #include "src/cli/terminal/report.h"
 #include "src/cli/terminal/terminal.h"
-#include "src/cli/terminal/text_layout.h"
 #include "src/core/io/files.h"
 #include "src/core/memory/peak_memory.h"
 #include "src/core/text/byte_text.h"
@@ -45,15 +44,14 @@ struct GenerateFlags {
   ModelFlags model;
   RetrievalFlags retrieval;
   PrefillFlags prefill;
-  SamplingFlags sampling;
   AnswerFlags answers;
   TemplateFlags variables;
-  std::string samples;  // empty: one
-  std::string prompt;   // empty: the files alone are continued
+  std::int64_t samples = 0;
+  std::string prompt;  // empty: the files alone are continued
   std::vector<std::string> files;
   bool chat = false;
   std::string system;
-  std::string length;  // empty: the model's reach
+  std::optional<std::int64_t> length;  // not set: the model's reach
   bool profile = false;
 };
 
@@ -64,26 +62,18 @@ struct Reading {
 };
 
 void check_flags(const GenerateFlags& flags) {
-  check_flags(flags.model);
   check_flags(flags.retrieval);
-  check_flags(flags.prefill);
-  check_flags(flags.sampling);
   check_flags(flags.answers);
   if (flags.prompt.empty() && flags.files.empty()) {
     throw UsageError(
         "--prompt is missing; expected a text to continue, or -f with a file of it (- is standard "
         "input)");
   }
-  check_utf8("--prompt", flags.prompt);
-  check_utf8("--system", flags.system);
   if (!flags.system.empty() && !flags.chat) {
     throw UsageError("--system: a plain prompt has no system message; add --chat");
   }
   if (!template_variables(flags.variables).empty() && !flags.chat) {
     throw UsageError("--template-arg: a plain prompt has no chat template; add --chat");
-  }
-  if (flags.retrieval.indices.size() > 1) {
-    throw UsageError("--kv-index: generate takes one index; several are for topkv needle");
   }
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1) {
     throw UsageError("--file: '-' is given twice; standard input can be read once");
@@ -250,14 +240,6 @@ int run_generate(GenerateFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
   const std::string& index = flags.retrieval.indices.front();
-  const std::int64_t predict =
-      flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
-
-  const std::int64_t samples = flags.samples.empty() ? 1
-                                                     : parse_count("--samples", flags.samples, 1,
-                                                                   GenerationBatch::most_sessions);
-  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
-
   for (const std::string& file : flags.files) {
     if (file != "-") check_readable(file);
   }
@@ -270,11 +252,10 @@ int run_generate(GenerateFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
-  const Model model =
-      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
-  GenerateOptions options =
-      generate_options(flags.sampling, flags.answers, model.config().sampling, predict);
-  if (follows_model(flags.sampling, flags.answers) && !model.config().sampling_warning.empty())
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
+                                 flags.length.value_or(0));
+  GenerateOptions options = generate_options(flags.answers, model.config().sampling);
+  if (follows_model(flags.answers) && !model.config().sampling_warning.empty())
     progress.note(warning_line(model.config().sampling_warning));
   const Tokenizer& tokenizer = model.tokenizer();
   std::optional<ChatAnswers> chat_answers;
@@ -284,10 +265,10 @@ int run_generate(GenerateFlags flags) {
                                       flags.prompt)
                                : read(tokenizer, text, flags.prompt);
   const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
-  check_rows(model.config().attention, given + predict + 1,
+  check_rows(model.config().attention, given + flags.answers.predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
   check_indices(flags.retrieval, model.config(), static_cast<std::int64_t>(reading.context.size()));
-  model.check_reach(given + predict);  // now rather than when it gets there
+  model.check_reach(given + flags.answers.predict);  // now rather than when it gets there
   check_indices(device, model.config().attention, flags.retrieval,
                 static_cast<std::int64_t>(reading.context.size()));
   const Prefilled prefilled =
@@ -297,12 +278,12 @@ int run_generate(GenerateFlags flags) {
   figures.sampling = options.sampling;
   figures.prompt_tokens = static_cast<std::int64_t>(reading.prompt.size());
   const AttentionShape& shape = model.config().attention;
-  Session session(
-      prefilled.context,
-      retrieval_options(flags.retrieval, shape.layers, index, figures.prompt_tokens + predict + 1),
-      device);
+  Session session(prefilled.context,
+                  retrieval_options(flags.retrieval, shape.layers, index,
+                                    figures.prompt_tokens + flags.answers.predict + 1),
+                  device);
   std::vector<AnswerStream> streams;
-  for (std::int64_t i = 0; i < samples; ++i)
+  for (std::int64_t i = 0; i < flags.samples; ++i)
     streams.emplace_back(flags.answers.json ? AnswerStream::Shown::as_events
                          : i == 0           ? AnswerStream::Shown::at_once
                                             : AnswerStream::Shown::at_end,
@@ -355,26 +336,16 @@ int run_generate(GenerateFlags flags) {
 }  // namespace
 
 Run add_generate(CLI::App& app) {
-  CLI::App* command = add_command(app, "generate");
   const auto flags = std::make_shared<GenerateFlags>();
-  flags->prefill.mode = "dense";
-  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
-  add_flags(*command, flags->model);
-  add_flags(*command, flags->retrieval);
-  add_flags(*command, flags->prefill);
-  add_flags(*command, flags->sampling);
-  add_flags(*command, flags->answers);
-  add_flags(*command, flags->variables);
-  command->add_option("-N,--samples", flags->samples, "a number from 1 to 256");
-  command->add_option("-p,--prompt", flags->prompt, "a text to continue")
-      ->default_str("the text of the files alone");
-  command->add_option("-f,--file", flags->files, "a file, or - for standard input")
-      ->expected(1)
-      ->take_all();
-  command->add_flag("--chat", flags->chat);
-  command->add_option("--system", flags->system, "the text of a system message");
-  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
-  command->add_flag("--profile", flags->profile);
+  FlagBinder bind(*add_command(app, "generate"));
+  bind.all(flags->model, flags->retrieval, flags->prefill, flags->answers, flags->variables);
+  bind("--samples", flags->samples);
+  bind("--prompt", flags->prompt);
+  bind("--file", flags->files);
+  bind("--chat", flags->chat);
+  bind("--system", flags->system);
+  bind("--length", flags->length);
+  bind("--profile", flags->profile);
   return [flags] { return run_generate(*flags); };
 }
 

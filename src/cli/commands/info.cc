@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <array>
 #include <exception>
 #include <filesystem>
@@ -12,7 +11,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/commands/context_info.h"
 #include "src/cli/commands/device_report.h"
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/report.h"
@@ -31,8 +30,8 @@ namespace {
 struct InfoFlags {
   std::string directory;
   std::string argument;  // the same, without -m
-  std::string dtype = "bf16";
-  std::string weights = "stored";
+  std::string dtype;
+  std::string weights;
   bool json = false;
 };
 
@@ -254,13 +253,13 @@ void check_kind(const std::string& model) {
 }  // namespace
 
 Run add_info(CLI::App& app) {
-  CLI::App* command = add_command(app, "info");
   const auto flags = std::make_shared<InfoFlags>();
-  command->add_option("-m,--model", flags->directory);
-  command->add_option("DIR", flags->argument);
-  one_of(command->add_option("--kv-dtype", flags->dtype), kv_dtypes);
-  one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
-  command->add_flag("--json", flags->json);
+  FlagBinder bind(*add_command(app, "info"));
+  bind.operand(flags->argument);
+  bind("--model", flags->directory);
+  bind("--kv-dtype", flags->dtype);
+  bind("--weights", flags->weights);
+  bind("--json", flags->json);
   return [flags] {
     take_model(flags->directory, flags->argument, "info");
     if (is_context_file(flags->directory)) {

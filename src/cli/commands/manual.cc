@@ -30,11 +30,11 @@ std::string example(const std::string& line) { return ".EX\n" + roff(line) + "\n
 
 std::string flags(const FlagGroup& group) {
   std::string text = group.title.empty() ? "" : fmt::format(".PP\n{}:\n", roff(group.title));
-  for (const FlagHelp& flag : group.flags) {
+  for (const Flag& flag : group.flags) {
     text += fmt::format(".TP\n\\fB{}\\fR", roff(flag.names));
-    if (!flag.value.empty()) text += fmt::format(" \\fI{}\\fR", roff(flag.value));
+    if (!flag.value.name.empty()) text += fmt::format(" \\fI{}\\fR", roff(flag.value.name));
     text += "\n" + roff(flag.meaning);
-    if (!flag.otherwise.empty()) text += roff(fmt::format(" [{}]", flag.otherwise));
+    if (!flag.fallback().empty()) text += roff(fmt::format(" [{}]", flag.fallback()));
     text += "\n";
   }
   return text;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,7 +9,9 @@
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_model.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/needle_options.h"
+#include "src/cli/flags/run_settings.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/profile.h"
 #include "src/cli/terminal/report.h"
@@ -36,16 +37,9 @@ std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
                   indices.size() == 1 ? indices.front() : std::string("several indices"),
                   kv.select == "group" ? "group" : "query head", kv.window, kv.sinks);
   if (!kv.tail.empty()) text += ", tail " + tail_text(kv.tail);
-  if (kv.mass != "none") text += ", mass " + kv.mass;
-  if (kv.error != "none") text += ", error " + kv.error;
-  if (kv.dense_layers == "all") {
-    text = "dense in all layers";
-  } else if (kv.dense_layers != "0") {
-    text += fmt::format(", first {} layers dense", kv.dense_layers);
-  }
-  text += fmt::format("; prefill {}", flags.prefill.mode);
-  if (flags.prefill.mode == "window") text += " " + flags.prefill.window;
-  if (flags.prefill.dtype != "bf16") text += fmt::format("; rows {}", flags.prefill.dtype);
+  if (kv.mass) text += fmt::format(", mass {}", *kv.mass);
+  if (kv.error) text += fmt::format(", error {}", *kv.error);
+  text = settings_text(kv.dense_layers ? text : "dense in all layers", kv, flags.prefill);
   if (const double heat = sampling_options(flags.sampling).temperature; heat > 0) {
     text += fmt::format("; temperature {:g}", heat);
   }
@@ -230,9 +224,9 @@ int run_needle(NeedleFlags flags) {
 }  // namespace
 
 Run add_needle(CLI::App& app) {
-  CLI::App* command = add_command(app, "needle");
   const auto flags = std::make_shared<NeedleFlags>();
-  add_flags(*command, *flags);
+  FlagBinder bind(*add_command(app, "needle"));
+  visit_flags(*flags, bind);
   return [flags] { return run_needle(*flags); };
 }
 

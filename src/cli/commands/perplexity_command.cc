@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -13,7 +11,7 @@
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
 #include "src/cli/commands/load_model.h"
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/output_paths.h"
 #include "src/cli/flags/retrieval_grid.h"
 #include "src/cli/terminal/interrupt.h"
@@ -38,29 +36,14 @@ struct PerplexityFlags {
   ChoiceFlags compared;
   PrefillFlags prefill;
   std::vector<std::string> files;
-  std::string context = "4K";
-  std::string score = "256";
+  std::int64_t context = 0;
+  std::int64_t score = 0;
   bool json = false;
   std::string output;  ///< empty: none
 };
 
 constexpr const char* of_settings = "perplexity.csv";
 constexpr const char* of_tokens = "tokens.csv";
-
-void add_flags(CLI::App& command, PerplexityFlags& flags) {
-  add_flags(command, flags.model);
-  add_flags(command, flags.compared);
-  flags.prefill.mode = "dense";
-  add_flags(command, flags.prefill);
-  command.add_option("-f,--file", flags.files, "a file, or - for standard input")
-      ->required()
-      ->expected(1)
-      ->take_all();
-  command.add_option("-c,--ctx", flags.context, "a count of tokens such as 4K");
-  command.add_option("--score", flags.score, "a count of tokens such as 256");
-  command.add_flag("--json", flags.json);
-  command.add_option("-o,--output", flags.output, "a directory for results");
-}
 
 void check_output(const PerplexityFlags& flags) {
   if (flags.output.empty()) return;
@@ -153,10 +136,8 @@ void print_report(const PerplexityReport& report, const PerplexityFacts& facts) 
 
 int run_perplexity(PerplexityFlags flags) {
   catch_interrupts();
-  const std::int64_t length = parse_count("-c", flags.context);
-  const std::int64_t scored = parse_count("--score", flags.score);
-  check_flags(flags.model);
-  check_flags(flags.prefill);
+  const std::int64_t length = flags.context;
+  const std::int64_t scored = flags.score;
   const ModelConfig config = ModelConfig::load(flags.model.directory);
   const std::vector<RetrievalFlags> chosen = choices(flags.compared, flags.model, config);
   const PrefillOptions options = prefill_options(flags.prefill, flags.compared.retrieval);
@@ -228,9 +209,14 @@ int run_perplexity(PerplexityFlags flags) {
 }  // namespace
 
 Run add_perplexity(CLI::App& app) {
-  CLI::App* command = add_command(app, "perplexity");
   const auto flags = std::make_shared<PerplexityFlags>();
-  add_flags(*command, *flags);
+  FlagBinder bind(*add_command(app, "perplexity"));
+  bind.all(flags->model, flags->compared, flags->prefill);
+  bind("--file", flags->files);
+  bind("--ctx", flags->context);
+  bind("--score", flags->score);
+  bind("--json", flags->json);
+  bind("--output", flags->output);
   return [flags] { return run_perplexity(*flags); };
 }
 

@@ -2,14 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/report.h"
@@ -25,28 +24,24 @@ namespace {
 struct PlanFlags {
   std::string directory;
   std::string argument;  // the same, without -m
-  std::string tokens = "1M";
-  std::string device = "auto";
-  // Empty: what is here.
-  std::string gpu_memory;
-  std::string memory;
+  std::int64_t tokens = 0;
+  std::string device;
+  std::string gpu_memory;  // empty: what is here
   // Empty: the plan chooses.
   std::string weights;
-  std::string dtype;
-  std::string index;
-  std::string prefill;
-  bool host_search = false;
+  RetrievalFlags retrieval;  // index and host search
+  PrefillFlags prefill;      // mode, format and memory of rows
   bool json = false;
 };
 
 PlanRequest request_of(const PlanFlags& flags) {
   PlanRequest request;
-  request.tokens = parse_count("-c", flags.tokens);
-  if (!flags.memory.empty()) request.memory = parse_bytes("--mem", flags.memory);
+  request.tokens = flags.tokens;
+  request.memory = flags.prefill.memory.value_or(0);
   if (!flags.weights.empty()) request.weights = parse_weight_format(flags.weights);
-  if (!flags.dtype.empty()) request.rows = KvDType::parse(flags.dtype);
-  if (!flags.index.empty()) request.index = flags.index;
-  request.host_search = flags.host_search;
+  if (!flags.prefill.dtype.empty()) request.rows = KvDType::parse(flags.prefill.dtype);
+  if (!flags.retrieval.indices.empty()) request.index = flags.retrieval.indices.front();
+  request.host_search = flags.retrieval.host_search;
   if (!flags.gpu_memory.empty()) {
     if (flags.device == "cpu")
       throw UsageError("--gpu-mem does not go with --device cpu; give one of them");
@@ -83,7 +78,8 @@ Reading reading_of(const PlanFlags& flags, const PlanRequest& request,
     // A multiplication and an addition for each element of a key, and of a value.
     reading.dense_flop += 4 * pairs * static_cast<double>(shape.q_heads * shape.head_dim);
   }
-  const bool window = flags.prefill.empty() ? reading.long_on_host() : flags.prefill == "window";
+  const bool window =
+      flags.prefill.mode.empty() ? reading.long_on_host() : flags.prefill.mode == "window";
   reading.mode = window ? Prefill::window : Prefill::dense;
   return reading;
 }
@@ -131,7 +127,7 @@ void print_speed(const char* name, const PlacePlan& place) {
 
 /// Where dense prefill would take long: how long, and the other way.
 void print_reading(const PlanFlags& flags, const Reading& reading) {
-  if (!reading.long_on_host() || flags.prefill == "window") return;
+  if (!reading.long_on_host() || flags.prefill.mode == "window") return;
   const std::string dense =
       fmt::format("{} TFLOP of attention, {} at {:.0f} GFLOP/s",
                   format_grouped(std::llround(reading.dense_flop / 1e12)),
@@ -161,7 +157,7 @@ std::string missing_text(const MemoryPlan& plan) {
 
 /// What to change where nothing fits: the index, or the length.
 void print_ways_out(const PlanFlags& flags, PlanRequest request) {
-  if (flags.index.empty()) {
+  if (flags.retrieval.indices.empty()) {
     PlanRequest exact = request;
     exact.index = "exact";
     const std::vector<MemoryPlan> plans = memory_plans(flags.directory, exact);
@@ -257,20 +253,16 @@ int run_plan(const PlanFlags& flags) {
 }  // namespace
 
 Run add_plan(CLI::App& app) {
-  CLI::App* command = add_command(app, "plan");
   const auto flags = std::make_shared<PlanFlags>();
-  command->add_option("-m,--model", flags->directory);
-  command->add_option("DIR", flags->argument);
-  command->add_option("-c,--ctx", flags->tokens, "a count of tokens such as 128K");
-  command->add_option("--device", flags->device, "auto, cpu, cuda or cuda:N");
-  command->add_option("--gpu-mem", flags->gpu_memory, "a size such as 16GiB");
-  command->add_option("--mem", flags->memory, "a size such as 64GiB");
-  one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
-  one_of(command->add_option("--kv-dtype", flags->dtype), kv_dtypes);
-  command->add_option("--kv-index", flags->index, "exact, or codes such as codes:k=16,v=8");
-  command->add_flag("--kv-host-search", flags->host_search);
-  one_of(command->add_option("--prefill", flags->prefill), {"dense", "window"});
-  command->add_flag("--json", flags->json);
+  FlagBinder bind(*add_command(app, "plan"));
+  bind.operand(flags->argument);
+  bind("--model", flags->directory);
+  bind("--ctx", flags->tokens);
+  bind("--device", flags->device);
+  bind("--gpu-mem", flags->gpu_memory);
+  bind("--weights", flags->weights);
+  bind.all(flags->retrieval, flags->prefill);
+  bind("--json", flags->json);
   return [flags] {
     take_model(flags->directory, flags->argument, "plan");
     return run_plan(*flags);

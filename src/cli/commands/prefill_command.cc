@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "src/cli/commands/input.h"
 #include "src/cli/commands/load_model.h"
 #include "src/cli/commands/prefill_step.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/flags/output_paths.h"
 #include "src/cli/terminal/interrupt.h"
@@ -38,15 +38,12 @@ struct PrefillCommandFlags {
   std::string output;
   bool chat = false;
   std::string system;
-  std::string length;  // empty: the model's reach
+  std::optional<std::int64_t> length;  // not set: the model's reach
   bool quiet = false;
 };
 
 void check_flags(const PrefillCommandFlags& flags) {
-  check_flags(flags.model);
   check_flags(flags.retrieval);
-  check_flags(flags.prefill);
-  check_utf8("--system", flags.system);
   if (!flags.system.empty() && !flags.chat)
     throw UsageError("--system: a plain text has no system message; add --chat");
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1)
@@ -75,7 +72,7 @@ int run_prefill(PrefillCommandFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
   const std::optional<ChatTemplate> chat = chat_of(flags);
-  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+  const std::int64_t length = flags.length.value_or(0);
   const Device device = open_device(flags.model);
   const std::string text = text_of_files(flags.files);
   catch_interrupts();
@@ -133,24 +130,15 @@ int run_prefill(PrefillCommandFlags flags) {
 }  // namespace
 
 Run add_prefill(CLI::App& app) {
-  CLI::App* command = add_command(app, "prefill");
   const auto flags = std::make_shared<PrefillCommandFlags>();
-  flags->prefill.mode = "dense";
-  add_flags(*command, flags->model);
-  add_flags(*command, flags->prefill);
-  command->add_option("-f,--file", flags->files, "a file, or - for standard input")
-      ->expected(1)
-      ->take_all()
-      ->required();
-  command->add_option("-o,--output", flags->output, "the file to write")->required();
-  command->add_option("--kv-index", flags->retrieval.indices, "an index such as codes")
-      ->expected(1)
-      ->take_all();
-  command->add_option("--kv-tail", flags->retrieval.tail, "none, mean or a spec of codes");
-  command->add_flag("--chat", flags->chat);
-  command->add_option("--system", flags->system, "the text of a system message");
-  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
-  command->add_flag("--quiet", flags->quiet);
+  FlagBinder bind(*add_command(app, "prefill"));
+  bind.all(flags->model, flags->retrieval, flags->prefill);
+  bind("--file", flags->files);
+  bind("--output", flags->output);
+  bind("--chat", flags->chat);
+  bind("--system", flags->system);
+  bind("--length", flags->length);
+  bind("--quiet", flags->quiet);
   return [flags] { return run_prefill(*flags); };
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_context.h"
 #include "src/cli/commands/load_model.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/parse_numbers.h"
@@ -39,15 +39,15 @@ struct ServeFlags {
   RetrievalFlags retrieval;
   PrefillFlags prefill;
   std::vector<std::string> files;
-  std::string host = "127.0.0.1";
-  std::string port = "8080";
+  std::string host;
+  std::int64_t port = 0;
   std::string api_key;
   std::vector<std::string> aliases;
-  std::string queue = "64";
-  std::string batch = "16";
-  std::string room = "16K";
+  std::int64_t queue = 0;
+  std::int64_t batch = 0;
+  std::int64_t room = 0;
   std::string keep;
-  std::string length;
+  std::optional<std::int64_t> length;
   bool mapped = false;
 };
 
@@ -55,15 +55,10 @@ std::string name_of_file(const std::string& file) {
   return std::filesystem::path(file).stem().string();
 }
 
-serve::SchedulerLimits limits_of(const ServeFlags& flags) {
-  return {.queue = parse_count("--max-queue", flags.queue, 1, 1024),
-          .batch = parse_count("--max-batch", flags.batch, 1, 256)};
-}
-
 serve::ServerOptions server_options(const ServeFlags& flags) {
   serve::ServerOptions options;
   options.host = flags.host;
-  options.port = static_cast<int>(parse_count("--port", flags.port, 0, 65535));
+  options.port = static_cast<int>(flags.port);
   const char* key = std::getenv("TOPKV_API_KEY");
   options.api_key = !flags.api_key.empty() ? flags.api_key : key != nullptr ? key : "";
   if (!std::ranges::all_of(options.api_key, [](char c) { return c > ' ' && c <= '~'; }))
@@ -80,12 +75,8 @@ std::int64_t kept_bytes(const ServeFlags& flags) {
 }
 
 void check_flags(const ServeFlags& flags) {
-  check_flags(flags.model);
   check_flags(flags.retrieval);
-  check_flags(flags.prefill);
-  limits_of(flags);
   server_options(flags);
-  parse_count("--room", flags.room, 2);
   kept_bytes(flags);
   for (const std::string& alias : flags.aliases) {
     if (!serve::is_alias(alias))
@@ -96,8 +87,6 @@ void check_flags(const ServeFlags& flags) {
     if (alias == model_name(flags.model) || std::ranges::count(flags.aliases, alias) > 1)
       throw UsageError(fmt::format("--alias: '{}' is a name of the model already", alias));
   }
-  if (flags.retrieval.indices.size() > 1)
-    throw UsageError("--kv-index: serve takes one index; several are for topkv needle");
   std::set<std::string> names;
   for (const std::string& file : flags.files) {
     const std::string name = name_of_file(file);
@@ -158,7 +147,7 @@ int run_serve(ServeFlags flags) {
   std::int64_t length = 0;
   for (const Wanted& one : wanted)
     if (length == 0) length = one.info.length;
-  if (!flags.length.empty()) length = parse_count("--length", flags.length);
+  length = flags.length.value_or(length);
   const Device device = open_device(flags.model);
   const serve::ServerOptions server = server_options(flags);
   catch_interrupts();
@@ -176,9 +165,9 @@ int run_serve(ServeFlags flags) {
   serve::Service service(model, std::move(chat),
                          {.model_name = model_name(flags.model),
                           .aliases = flags.aliases,
-                          .room = parse_count("--room", flags.room, 2),
+                          .room = flags.room,
                           .kept_bytes = kept_bytes(flags),
-                          .limits = limits_of(flags),
+                          .limits = {.queue = flags.queue, .batch = flags.batch},
                           .reading = std::move(reading)});
   const std::string own = model.fingerprint();
   for (const Wanted& one : wanted) {
@@ -214,25 +203,20 @@ int run_serve(ServeFlags flags) {
 }  // namespace
 
 Run add_serve(CLI::App& app) {
-  CLI::App* command = add_command(app, "serve");
   const auto flags = std::make_shared<ServeFlags>();
-  flags->prefill.mode = "dense";
-  add_flags(*command, flags->model);
-  add_flags(*command, flags->retrieval);
-  add_flags(*command, flags->prefill);
-  command->add_option("FILE", flags->files, "a context's file");
-  command->add_option("--host", flags->host, "an address of this machine");
-  command->add_option("--port", flags->port, "a number up to 65535");
-  command->add_option("--api-key", flags->api_key, "a text that clients must know");
-  command->add_option("--alias", flags->aliases, "another name of the model")
-      ->expected(1)
-      ->take_all();
-  command->add_option("--max-queue", flags->queue, "a count such as 64");
-  command->add_option("--max-batch", flags->batch, "a count such as 16");
-  command->add_option("--room", flags->room, "a number of tokens");
-  command->add_option("--keep", flags->keep, "a size such as 8GiB, or 0");
-  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
-  command->add_flag("--mmap", flags->mapped);
+  FlagBinder bind(*add_command(app, "serve"));
+  bind.operand(flags->files);
+  bind.all(flags->model, flags->retrieval, flags->prefill);
+  bind("--host", flags->host);
+  bind("--port", flags->port);
+  bind("--api-key", flags->api_key);
+  bind("--alias", flags->aliases);
+  bind("--max-queue", flags->queue);
+  bind("--max-batch", flags->batch);
+  bind("--room", flags->room);
+  bind("--keep", flags->keep);
+  bind("--length", flags->length);
+  bind("--mmap", flags->mapped);
   return [flags] { return run_serve(*flags); };
 }
 

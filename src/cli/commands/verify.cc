@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_context.h"
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/progress_bar.h"
@@ -88,12 +88,12 @@ int run_verify(const VerifyFlags& flags) {
 }  // namespace
 
 Run add_verify(CLI::App& app) {
-  CLI::App* command = add_command(app, "verify");
   const auto flags = std::make_shared<VerifyFlags>();
-  command->add_option("FILE", flags->file, "a context's file")->required();
-  command->add_option("-t,--threads", flags->model.threads, "a number of threads");
-  command->add_flag("--quiet", flags->quiet);
-  command->add_flag("--json", flags->json);
+  FlagBinder bind(*add_command(app, "verify"));
+  bind.operand(flags->file);
+  bind("--threads", flags->model.threads);
+  bind("--quiet", flags->quiet);
+  bind("--json", flags->json);
   return [flags] { return run_verify(*flags); };
 }
 

@@ -1,7 +1,8 @@
 // What commands that answer share: how their answers are chosen, end and are shown.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,27 +12,39 @@
 namespace topkv::cli {
 
 struct AnswerFlags {
-  // Empty: the model's own.
-  std::string min_p;
-  std::string repetition_penalty;
-  // Empty: none.
-  std::string frequency_penalty;
-  std::string presence_penalty;
-  std::string logprobs;
+  std::int64_t predict = 0;  ///< the most tokens
+  SamplingFlags sampling;
+  // Not set: the model's own.
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  double frequency_penalty = 0;
+  double presence_penalty = 0;
+  std::optional<std::int64_t> logprobs;  ///< not set: none
   std::vector<std::string> stop;
   bool quiet = false;
   bool json = false;
 };
 
-void add_flags(CLI::App& command, AnswerFlags& flags);
+void visit_flags(AnswerFlags& flags, auto& visit) {
+  visit("--predict", flags.predict);
+  visit_flags(flags.sampling, visit);
+  visit("--min-p", flags.min_p);
+  visit("--repetition-penalty", flags.repetition_penalty);
+  visit("--frequency-penalty", flags.frequency_penalty);
+  visit("--presence-penalty", flags.presence_penalty);
+  visit("--logprobs", flags.logprobs);
+  visit("--stop", flags.stop);
+  visit("--quiet", flags.quiet);
+  visit("--json", flags.json);
+}
+
 /// Throws UsageError for what is wrong with the flags whatever the model.
 void check_flags(const AnswerFlags& flags);
 
-/// For answers of at most so many tokens. own: the model's sampling, for flags that are empty.
-GenerateOptions generate_options(const SamplingFlags& sampling, const AnswerFlags& answers,
-                                 const SamplingOptions& own, std::int64_t max_tokens);
+/// own: the model's sampling, for flags that are not set.
+GenerateOptions generate_options(const AnswerFlags& flags, const SamplingOptions& own);
 
 /// Whether the model has a say in how it is sampled.
-bool follows_model(const SamplingFlags& sampling, const AnswerFlags& answers);
+bool follows_model(const AnswerFlags& flags);
 
 }  // namespace topkv::cli

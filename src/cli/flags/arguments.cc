@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -24,13 +23,9 @@ bool may_repeat(const CLI::Option& option) {
   return option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
 }
 
-std::string expected(const CLI::Option& option) {
-  return option.get_description().empty() ? "a value" : option.get_description();
-}
-
-/// What a command does without the flag.
-std::string without(const CLI::Option& option) {
-  return option.get_default_str().empty() ? "its default" : option.get_default_str();
+std::string default_text(const CLI::Option& option) {
+  const std::string text = option.get_default_str();
+  return text.empty() ? text : ": " + text;
 }
 
 /// What is said of a second word behind a flag that takes one: "-f a b", "-p two words".
@@ -45,13 +40,13 @@ std::string one_value(const std::string& name, const CLI::Option& option) {
 }
 
 /// A word taken apart: "--name", "--name=value", "-n", "-nvalue".
-struct Flag {
+struct FlagWord {
   std::string name;
   std::string value;
   bool has_value = false;
 };
 
-Flag split_flag(std::string_view word) {
+FlagWord split_flag(std::string_view word) {
   if (word.starts_with("--")) {
     const std::size_t equals = word.find('=');
     if (equals == std::string_view::npos) return {std::string(word), {}, false};
@@ -90,7 +85,7 @@ class Checker {
         only_words = true;
         hint.clear();
       } else {
-        const Flag flag = split_flag(word);
+        const FlagWord flag = split_flag(word);
         const CLI::Option& option = known(flag, word);
         if (option.get_name() == "--help") return;  // nothing else matters
         i += check_flag(flag, option, i + 1 < words.size() ? words[i + 1] : nullptr) ? 1 : 0;
@@ -100,15 +95,16 @@ class Checker {
     for (const CLI::Option* option : options_) {
       if (!option->get_required()) continue;
       if (is_positional(*option) ? given > 0 : values_.contains(option)) continue;
-      throw UsageError(
-          is_positional(*option)
-              ? fmt::format("{}: expected {}, found none", option->get_name(), expected(*option))
-              : fmt::format("{} is missing; expected {}", option->get_name(), expected(*option)));
+      throw UsageError(is_positional(*option)
+                           ? fmt::format("{}: expected {}, found none", option->get_name(),
+                                         option->get_description())
+                           : fmt::format("{} is missing; expected {}", option->get_name(),
+                                         option->get_description()));
     }
   }
 
  private:
-  const CLI::Option& known(const Flag& flag, std::string_view word) const {
+  const CLI::Option& known(const FlagWord& flag, std::string_view word) const {
     const auto found = by_name_.find(flag.name);
     if (found != by_name_.end()) return *found->second;
     const std::string typed = flag.name.starts_with("--") ? flag.name : std::string(word);
@@ -126,12 +122,12 @@ class Checker {
   // Not "-nice", which may well be a value, though it could be -n with "ice".
   bool is_flag(std::string_view word) const {
     if (!looks_like_flag(word)) return false;
-    const Flag flag = split_flag(word);
+    const FlagWord flag = split_flag(word);
     return by_name_.contains(flag.name) && (word.starts_with("--") || !flag.has_value);
   }
 
   /// next: the word behind the flag, null at the end. Returns whether it is the flag's value.
-  bool check_flag(const Flag& flag, const CLI::Option& option, const char* next) {
+  bool check_flag(const FlagWord& flag, const CLI::Option& option, const char* next) {
     if (!takes_value(option)) {
       if (!flag.has_value) return false;
       throw UsageError(
@@ -139,23 +135,24 @@ class Checker {
     }
     if (!flag.has_value && next == nullptr) {
       throw UsageError(
-          fmt::format("{}: a value is missing; expected {}", flag.name, expected(option)));
+          fmt::format("{}: a value is missing; expected {}", flag.name, option.get_description()));
     }
     if (!flag.has_value && is_flag(next)) {
       throw UsageError(
           fmt::format("{}: a value is missing; expected {}, found the flag {}; if that is the "
                       "value, write {}={}",
-                      flag.name, expected(option), next, option.get_name(), next));
+                      flag.name, option.get_description(), next, option.get_name(), next));
     }
     const std::string value = flag.has_value ? flag.value : next;
     if (!flag.name.starts_with("--") && flag.has_value && value.starts_with('=')) {
       throw UsageError(fmt::format("{}: expected {}, found '{}'; write {} {}", flag.name,
-                                   expected(option), value, flag.name, value.substr(1)));
+                                   option.get_description(), value, flag.name, value.substr(1)));
     }
     if (value.empty()) {
-      throw UsageError(
-          fmt::format("{}: expected {}, found ''{}", flag.name, expected(option),
-                      option.get_required() ? "" : "; leave the flag out for " + without(option)));
+      throw UsageError(fmt::format(
+          "{}: expected {}, found ''{}", flag.name, option.get_description(),
+          option.get_required() ? ""
+                                : "; leave the flag out for the default" + default_text(option)));
     }
     const auto [earlier, first] = values_.emplace(&option, value);
     if (!first && !may_repeat(option)) {
@@ -185,25 +182,6 @@ std::vector<std::string> flags_of(const CLI::App& command) {
     for (const std::string& name : option->get_snames()) names.push_back("-" + name);
   }
   return names;
-}
-
-CLI::Option* one_of(CLI::Option* option, std::vector<std::string> words) {
-  std::string choice = words.front();
-  for (std::size_t i = 1; i < words.size(); ++i) {
-    choice += (i + 1 < words.size() ? ", " : " or ") + words[i];
-  }
-  option->description(choice);
-  return option->check(CLI::Validator(
-      [words = std::move(words), choice](const std::string& text) -> std::string {
-        if (std::find(words.begin(), words.end(), text) != words.end()) return {};
-        return fmt::format("expected {}, found '{}'{}", choice, text,
-                           did_you_mean(nearest(text, words)));
-      },
-      choice));
-}
-
-std::string did_you_mean(const std::string& near) {
-  return near.empty() ? "" : fmt::format("; did you mean {}?", near);
 }
 
 }  // namespace topkv::cli

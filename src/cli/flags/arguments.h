@@ -9,7 +9,6 @@
 
 namespace CLI {
 class App;
-class Option;
 }  // namespace CLI
 
 namespace topkv::cli {
@@ -20,11 +19,5 @@ void check_arguments(const CLI::App& command, std::span<const char* const> words
 
 /// The names of all flags, with their dashes.
 std::vector<std::string> flags_of(const CLI::App& command);
-
-/// A flag that takes one of these words.
-CLI::Option* one_of(CLI::Option* option, std::vector<std::string> words);
-
-/// "; did you mean --prompt?", or nothing.
-std::string did_you_mean(const std::string& near);
 
 }  // namespace topkv::cli

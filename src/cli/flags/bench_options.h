@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,26 +17,42 @@ namespace topkv::cli {
 struct BenchFlags {
   std::string what;  ///< "decode" or "prefill"
   std::string shape;
-  std::string context;
-  std::string layers;  ///< empty: all
-  ModelFlags model;    ///< without its directory
+  std::optional<std::int64_t> context;  ///< tokens
+  std::optional<std::int64_t> layers;   ///< not set: all
+  ModelFlags model;                     ///< without its directory
   RetrievalFlags retrieval;
-  std::vector<std::string> ks = {"64"};
-  std::vector<std::string> sessions = {"1"};
-  std::string tokens = "16";
-  std::string after = "4";
+  std::vector<std::string> ks;
+  std::vector<std::int64_t> sessions;
+  std::int64_t tokens = 0;
+  std::int64_t after = 0;
   std::vector<std::string> modes;  ///< of prefill; empty: both
-  std::string prefill_window = "1024";
-  std::string chunk = "auto";
-  std::string at;      ///< prefill: instead of context
-  std::string memory;  ///< empty: what the machine has free
-  std::string seed = "42";
+  PrefillFlags prefill;
+  std::optional<std::int64_t> at;  ///< prefill: instead of context
+  std::uint64_t seed = 0;
   bool profile = false;
   bool json = false;
 };
 
-/// Registers them.
-void add_flags(CLI::App& command, BenchFlags& flags);
+void visit_flags(BenchFlags& flags, auto& visit) {
+  visit("--shape", flags.shape);
+  visit("--ctx", flags.context);
+  visit("--layers", flags.layers);
+  visit_flags(flags.model, visit);
+  visit_flags(flags.retrieval, visit);
+  visit("--kv-topk", flags.ks);
+  visit("--sessions", flags.sessions);
+  visit("--tokens", flags.tokens);
+  visit("--after", flags.after);
+  visit_flags(flags.prefill, visit);
+  visit("--prefill", flags.modes);
+  visit("--at", flags.at);
+  visit("--seed", flags.seed);
+  visit("--profile", flags.profile);
+  visit("--json", flags.json);
+}
+
+/// Has the command read them.
+void bind_flags(CLI::App& command, BenchFlags& flags);
 
 /// The flags, checked and in numbers.
 struct BenchPlan {

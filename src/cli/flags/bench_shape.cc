@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "src/cli/flags/arguments.h"
 #include "src/cli/flags/suggest.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "topkv/model.h"

@@ -2,12 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "src/cli/flags/arguments.h"
 #include "src/cli/flags/output_paths.h"
 #include "src/cli/flags/run_settings.h"
 #include "src/cli/terminal/parse_numbers.h"
@@ -18,8 +15,6 @@
 
 namespace topkv::cli {
 namespace {
-
-constexpr std::int64_t default_samples = 20;
 
 bool wants(const EvalSettings& settings, const char* task) {
   return std::ranges::find(settings.tasks, task) != settings.tasks.end();
@@ -75,35 +70,8 @@ std::vector<std::filesystem::path> files_of(const std::vector<std::string>& list
 
 }  // namespace
 
-void add_flags(CLI::App& command, EvalFlags& flags) {
-  add_flags(command, flags.model);
-  add_flags(command, flags.retrieval);
-  // Methods say these.
-  for (const char* one : {"--kv-index", "--kv-topk", "--kv-tail", "--kv-mass", "--kv-error"}) {
-    command.remove_option(command.get_option(one));
-  }
-  flags.prefill.mode = "dense";
-  add_flags(command, flags.prefill);
-  command.add_option("--tasks", flags.tasks, "tasks such as ruler,passkey,tables");
-  command.add_option("--lengths", flags.lengths, "tokens such as 4096,128K,1M");
-  command.add_option("--methods", flags.methods, "methods such as 'dense;exact;codes'");
-  command.add_option("--budgets", flags.budgets, "numbers of rows such as 64,256");
-  command.add_option("--samples", flags.samples, "a number of samples");
-  command.add_option("--seed", flags.seed, "a whole number");
-  command.add_option("--essays", flags.essays, "a directory of *.txt and *.md files");
-  command.add_option("-f,--file", flags.files, "files of text, with commas between them")
-      ->expected(1)
-      ->take_all();
-  command.add_option("--questions", flags.questions, "a file of questions in JSON lines");
-  command.add_option("-o,--output", flags.output, "a directory");
-  command.add_flag("--fresh", flags.fresh);
-  command.add_flag("--json", flags.json);
-}
-
 EvalSettings make_settings(const EvalFlags& flags) {
-  check_flags(flags.model);
   check_flags(flags.retrieval);
-  check_flags(flags.prefill);
   EvalSettings settings;
   try {
     settings.tasks = parse_tasks(flags.tasks);
@@ -114,10 +82,9 @@ EvalSettings make_settings(const EvalFlags& flags) {
   settings.budgets = parse_counts("--budgets", flags.budgets);
   std::ranges::sort(settings.lengths);
   std::ranges::sort(settings.budgets);
-  settings.all_questions = flags.samples.empty();
-  settings.samples = settings.all_questions ? default_samples
-                                            : parse_count("--samples", flags.samples, 1, 1'000'000);
-  settings.seed = parse_seed("--seed", flags.seed);
+  settings.all_questions = !flags.samples;
+  settings.samples = flags.samples.value_or(20);
+  settings.seed = flags.seed;
   check_essays(flags.essays);
   settings.sources = {flags.essays, files_of(flags.files), flags.questions};
   check_qa(flags, settings);
@@ -135,20 +102,24 @@ std::vector<Method> make_methods(const EvalFlags& flags, const ModelConfig& conf
   }
 }
 
-Json configuration(const EvalFlags& flags, const EvalSettings& settings,
+Json configuration(EvalFlags flags, const EvalSettings& settings,
                    const std::vector<Method>& methods, std::int64_t threads,
                    const std::string& device) {
   Json json;
   json["version"] = version();
   json["model"] = absolute_path(flags.model.directory);
+  const SettingWriter write(json, "eval");
+  const auto write_in_order = [&](std::string_view name, const auto& value) {
+    if (name == "--essays") json["words"] = wonder_lists;  // which is no flag
+    write(name, value);
+  };
+  visit_flags(flags, write_in_order);
   json["tasks"] = settings.tasks;
   json["lengths"] = settings.lengths;
   json["methods"] = Json::array();
   for (const Method& method : methods) json["methods"].push_back(method.name);
   json["budgets"] = settings.budgets;
   json["samples"] = settings.samples;
-  json["seed"] = settings.seed;
-  json["words"] = wonder_lists;
   json["essays"] = flags.essays.empty() ? "generated" : absolute_path(flags.essays);
   if (wants(settings, "qa")) {
     json["files"] = Json::array();
@@ -156,12 +127,11 @@ Json configuration(const EvalFlags& flags, const EvalSettings& settings,
       json["files"].push_back(absolute_path(file.string()));
     }
     json["questions"] = absolute_path(flags.questions);
+  } else {
+    json.erase("files");
+    json.erase("questions");
   }
-  add_settings(json, flags.retrieval);
-  add_settings(json, flags.prefill);
-  add_settings(json, flags.model);
-  json["threads"] = threads;
-  json["device"] = device;
+  resolve_settings(json, flags.prefill, threads, device);
   return json;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,32 +10,43 @@
 #include "src/eval/run/eval_run.h"
 #include "src/eval/tasks/tasks.h"
 
-namespace CLI {
-class App;
-}  // namespace CLI
-
 namespace topkv::cli {
 
 struct EvalFlags {
-  ModelFlags model;
-  RetrievalFlags retrieval;  ///< window, sinks, dense layers and who selects
-  PrefillFlags prefill;
-  std::string tasks = "ruler";
-  std::string lengths = "4K,16K";
-  std::string methods = "dense;codes";
-  std::string budgets = "64,256";
-  std::string samples;  ///< empty: 20, and all questions of qa
-  std::string seed = "42";
+  std::string tasks;
+  std::string lengths;
+  std::string methods;
+  std::string budgets;
+  std::optional<std::int64_t> samples;  ///< not set: 20, and all questions of qa
+  std::uint64_t seed = 0;
   std::string essays;  ///< empty: generated prose
   std::vector<std::string> files;
-  std::string questions;  ///< empty: none
-  std::string output;     ///< empty: default_eval_directory
+  std::string questions;     ///< empty: none
+  RetrievalFlags retrieval;  ///< window, sinks, dense layers and who selects
+  PrefillFlags prefill;
+  ModelFlags model;
+  std::string output;  ///< empty: default_eval_directory
   bool fresh = false;
   bool json = false;
 };
 
-/// Registers all flags of the command.
-void add_flags(CLI::App& command, EvalFlags& flags);
+void visit_flags(EvalFlags& flags, auto& visit) {
+  visit("--tasks", flags.tasks);
+  visit("--lengths", flags.lengths);
+  visit("--methods", flags.methods);
+  visit("--budgets", flags.budgets);
+  visit("--samples", flags.samples);
+  visit("--seed", flags.seed);
+  visit("--essays", flags.essays);
+  visit("--file", flags.files);
+  visit("--questions", flags.questions);
+  visit_flags(flags.retrieval, visit);
+  visit_flags(flags.prefill, visit);
+  visit_flags(flags.model, visit);
+  visit("--output", flags.output);
+  visit("--fresh", flags.fresh);
+  visit("--json", flags.json);
+}
 
 /// The flags understood, but for what needs a model.
 struct EvalSettings {
@@ -55,7 +67,7 @@ EvalSettings make_settings(const EvalFlags& flags);
 std::vector<Method> make_methods(const EvalFlags& flags, const ModelConfig& config);
 
 /// Everything that changes results or their timing, in one spelling.
-Json configuration(const EvalFlags& flags, const EvalSettings& settings,
+Json configuration(EvalFlags flags, const EvalSettings& settings,
                    const std::vector<Method>& methods, std::int64_t threads,
                    const std::string& device);
 

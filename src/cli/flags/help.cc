@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
-#include "src/cli/flags/help_models.h"
-#include "src/cli/flags/help_tools.h"
 #include "src/cli/terminal/text_layout.h"
 
 namespace topkv::cli {
@@ -17,9 +16,9 @@ constexpr std::size_t two_columns = 64;
 constexpr std::size_t flag_column = 26;
 constexpr std::size_t under = 6;
 
-std::string meaning_of(const FlagHelp& flag) {
-  return flag.otherwise.empty() ? flag.meaning
-                                : fmt::format("{} [{}]", flag.meaning, flag.otherwise);
+std::string meaning_of(const Flag& flag) {
+  const std::string& fallback = flag.fallback();
+  return fallback.empty() ? flag.meaning : fmt::format("{} [{}]", flag.meaning, fallback);
 }
 
 std::string listed(const std::string& label, const std::string& text, std::size_t width,
@@ -69,11 +68,11 @@ std::string examples_text(const std::vector<std::string>& examples, std::size_t 
 }  // namespace
 
 const std::vector<CommandHelp>& all_help() {
-  static const std::vector<CommandHelp> all = {
-      needle_help(), generate_help(),   chat_help(),       prefill_command_help(),
-      ask_help(),    serve_help(),      verify_help(),     info_help(),
-      plan_help(),   fidelity_help(),   perplexity_help(), eval_help(),
-      bench_help(),  completion_help(), manual_help()};
+  static const std::vector<CommandHelp> all = [] {
+    std::vector<CommandHelp> commands = model_commands();
+    std::ranges::move(tool_commands(), std::back_inserter(commands));
+    return commands;
+  }();
   return all;
 }
 
@@ -84,23 +83,33 @@ const CommandHelp& help_of(std::string_view command) {
   throw std::out_of_range(fmt::format("no help of '{}'", command));
 }
 
+const Flag* find_flag(const std::vector<FlagGroup>& groups, std::string_view name) {
+  for (const FlagGroup& group : groups) {
+    for (const Flag& flag : group.flags) {
+      const std::string_view names = flag.names;
+      if (names.substr(names.find("--")) == name) return &flag;
+    }
+  }
+  return nullptr;
+}
+
 std::string help_text(const CommandHelp& command, std::size_t width) {
   std::string text =
       labelled("usage: topkv " + command.name + " ", command.usage, width, under + 1);
   text += "\n" + labelled("", command.about, width, 0);
-  bool otherwise = false;
+  bool defaults = false;
   for (const FlagGroup& group : command.groups) {
     text += group.title.empty() ? "\n" : "\n" + labelled("", group.title + ":", width, 0);
-    for (const FlagHelp& flag : group.flags) {
-      const std::string value = flag.value.empty() ? "" : " " + flag.value;
+    for (const Flag& flag : group.flags) {
+      const std::string value = flag.value.name.empty() ? "" : " " + flag.value.name;
       const std::string label =
           flag.names.starts_with("--") ? "      " + flag.names : "  " + flag.names;
       text += listed(width >= two_columns ? label + value : "  " + flag.names + value,
                      meaning_of(flag), width, flag_column);
-      otherwise = otherwise || !flag.otherwise.empty();
+      defaults = defaults || !flag.fallback().empty();
     }
   }
-  if (otherwise) text += "\nDefaults are in brackets.\n";
+  if (defaults) text += "\nDefaults are in brackets.\n";
   return text + examples_text(command.examples, width);
 }
 
@@ -117,17 +126,6 @@ std::string main_help_text(std::size_t width) {
                                "topkv generate -m models/needle-14m -f notes.txt -p \"The meeting "
                                "was moved to\""},
                               width);
-}
-
-std::vector<std::string> names_of(const FlagHelp& flag) {
-  std::vector<std::string> names;
-  std::string_view rest = flag.names;
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find(", "), rest.size());
-    names.emplace_back(rest.substr(0, end));
-    rest.remove_prefix(std::min(end + 2, rest.size()));
-  }
-  return names;
 }
 
 }  // namespace topkv::cli

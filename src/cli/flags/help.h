@@ -1,5 +1,5 @@
-// What --help, the manual page and completions in a shell say of each command, as data: one source
-// for all of them. A test checks that every flag is in it, and no other.
+// The table of commands and flags, and how --help prints it. The parser takes flags from the table
+// (bind.h), and so do the manual page, completions in a shell and run.json.
 #pragma once
 
 #include <cstddef>
@@ -7,19 +7,13 @@
 #include <string_view>
 #include <vector>
 
-namespace topkv::cli {
+#include "src/cli/flags/flag.h"
 
-struct FlagHelp {
-  std::string names;  ///< "-m, --model"; of a positional argument its place in the usage, "FILE"
-  std::string value;  ///< what follows, such as FILE (a path), DIR (a folder) or N; empty: nothing
-  std::string meaning;                    ///< begins in lower case, as what is said behind a colon
-  std::string otherwise = {};             ///< what holds without it; empty: told by the meaning
-  std::vector<std::string> choices = {};  ///< values to complete
-};
+namespace topkv::cli {
 
 struct FlagGroup {
   std::string title;
-  std::vector<FlagHelp> flags;
+  std::vector<Flag> flags;
 };
 
 struct CommandHelp {
@@ -29,8 +23,7 @@ struct CommandHelp {
   std::string about;
   std::vector<FlagGroup> groups;
   std::vector<std::string> examples;  ///< command lines
-  /// What stands there without a flag: parts of "DIR|FILE.tkv" (a model, a context), or words.
-  std::string operand = {};
+  std::vector<Flag> operand = {};     ///< what stands there without a flag; at most one
 };
 
 /// Of all commands, in the order of the main help. Made once.
@@ -38,6 +31,13 @@ const std::vector<CommandHelp>& all_help();
 
 /// Throws std::out_of_range for what is no command.
 const CommandHelp& help_of(std::string_view command);
+
+/// A flag by its long name; null if the groups have no such flag.
+const Flag* find_flag(const std::vector<FlagGroup>& groups, std::string_view name);
+
+/// The parts of all_help.
+std::vector<CommandHelp> model_commands();
+std::vector<CommandHelp> tool_commands();
 
 /// What topkv says of itself as a whole.
 inline constexpr const char* main_about =
@@ -50,8 +50,5 @@ inline constexpr const char* main_numbers =
 /// As they are printed; no line is wider than `width`, from 40, but for words that are.
 std::string help_text(const CommandHelp& command, std::size_t width);
 std::string main_help_text(std::size_t width);
-
-/// The flags' names, each with its dashes: of "-m, --model" two.
-std::vector<std::string> names_of(const FlagHelp& flag);
 
 }  // namespace topkv::cli

@@ -2,16 +2,13 @@
 
 #include <fmt/format.h>
 #include <oneapi/tbb/global_control.h>
-#include <oneapi/tbb/info.h>
 #include <sys/resource.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <map>
 #include <optional>
 
-#include "src/cli/flags/arguments.h"
 #include "src/cli/flags/suggest.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/text_layout.h"
@@ -24,37 +21,15 @@ namespace topkv::cli {
 
 namespace {
 
-constexpr const char* a_count = "a count such as 4096, 128K or 1M";
-constexpr const char* a_size = "a size such as 512MiB or 8GiB";
-
-std::int64_t cores() { return oneapi::tbb::info::default_concurrency(); }
-
-// Device::open says the same, but looks for a GPU first.
-void check_device(const std::string& device) {
-  if (device == "auto" || device == "cpu" || device == "cuda") return;
-  const std::string number = device.starts_with("cuda:") ? device.substr(5) : "";
-  const bool known = !number.empty() && number.size() <= 4 &&
-                     number.find_first_not_of("0123456789") == std::string::npos;
-  if (known) return;
-  throw UsageError(fmt::format("--device: expected auto, cpu, cuda or cuda:N, found '{}'", device));
-}
-
-/// A number above 0, or none.
-std::optional<double> parse_rule(std::string_view flag, const std::string& text, double most) {
-  if (text == "none") return {};
-  return parse_real(flag, text, 0, most, true);
-}
-
 /// A rule needs a tail with each of the indices.
 void check_rules(const RetrievalFlags& flags) {
-  const bool mass = mass_of(flags).has_value();
-  if (!mass && !error_of(flags)) return;
+  if (!flags.mass && !flags.error) return;
   for (const std::string& spec : flags.indices) {
     if (flags.tail.empty() ? IndexSpec(spec).has_tail() : flags.tail != "none") continue;
     throw UsageError(fmt::format(
         "{}: expected a tail, which estimates the rows that are not found; {}; give --kv-tail "
         "codes for example",
-        mass ? "--kv-mass" : "--kv-error",
+        flags.mass ? "--kv-mass" : "--kv-error",
         flags.tail.empty() ? fmt::format("index '{}' has none", spec) : "found --kv-tail none"));
   }
 }
@@ -62,60 +37,6 @@ void check_rules(const RetrievalFlags& flags) {
 bool names_index(const std::string& tail) { return !tail.empty() && tail != "none"; }
 
 }  // namespace
-
-void add_flags(CLI::App& command, ModelFlags& flags) {
-  command
-      .add_option(
-          "-m,--model", flags.directory,
-          "the directory of a model, such as models/needle-14m, a GGUF file, or the name of "
-          "a model that was downloaded, such as Qwen/Qwen3-8B")
-      ->transform([](const std::string& model) { return find_model(model).string(); })
-      ->required();
-  command.add_option("-t,--threads", flags.threads, "a number of threads");
-  command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N");
-  command.add_option("--gpu-mem", flags.gpu_memory, a_size);
-  one_of(command.add_option("--weights", flags.weights), {"stored", "int8", "int4"});
-}
-
-void add_flags(CLI::App& command, RetrievalFlags& flags) {
-  command.add_option("--kv-index", flags.indices, "an index such as exact, ivf or hnsw:M=16")
-      ->expected(1)
-      ->take_all();
-  command.add_option("--kv-tail", flags.tail,
-                     "none, mean, or an index with codes of values, such as codes");
-  command.add_option("--kv-topk", flags.k, "rows per layer such as 64 or uniform:512");
-  command.add_option("--kv-mass", flags.mass, "a share of the attention such as 0.95, or none");
-  command.add_option("--kv-error", flags.error, "a relative error such as 0.1, or none");
-  command.add_option("--kv-window", flags.window, a_count);
-  command.add_option("--kv-sinks", flags.sinks, a_count);
-  one_of(command.add_option("--kv-select", flags.select), {"query_head", "group"});
-  command.add_flag("--kv-host-search", flags.host_search);
-  command.add_option("--kv-dense-layers", flags.dense_layers, "a number of layers, or all");
-}
-
-void add_flags(CLI::App& command, PrefillFlags& flags) {
-  one_of(command.add_option("--prefill", flags.mode), {"dense", "window"});
-  command.add_option("--prefill-window", flags.window, a_count);
-  command.add_option("--chunk", flags.chunk, "a number of tokens, or auto");
-  one_of(command.add_option("--kv-dtype", flags.dtype), kv_dtypes);
-  command.add_option("--mem", flags.memory, a_size);
-}
-
-void add_flags(CLI::App& command, SamplingFlags& flags) {
-  command.add_option("-n,--predict", flags.predict, a_count);
-  command.add_option("--temp", flags.temperature, "a number from 0 to 100");
-  command.add_option("--top-p", flags.top_p, "a number above 0 and up to 1");
-  command.add_option("--top-k", flags.top_k, a_count);
-  command.add_option("--seed", flags.seed, "a whole number");
-}
-
-std::optional<double> mass_of(const RetrievalFlags& flags) {
-  return parse_rule("--kv-mass", flags.mass, 0.999999);
-}
-
-std::optional<double> error_of(const RetrievalFlags& flags) {
-  return parse_rule("--kv-error", flags.error, 100);
-}
 
 RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t layers,
                                    const std::string& index, std::int64_t capacity) {
@@ -128,20 +49,18 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
     throw UsageError(fmt::format("--kv-topk: {}", error.what()));
   }
   options.tail = tail_beside(flags.tail, index);
-  options.mass = mass_of(flags);
-  options.error = error_of(flags);
+  options.mass = flags.mass;
+  options.error = flags.error;
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
   options.host_search = flags.host_search;
-  options.dense_layers = flags.dense_layers == "all"
-                             ? layers
-                             : parse_count("--kv-dense-layers", flags.dense_layers, 0);
+  options.dense_layers = flags.dense_layers.value_or(layers);
   if (options.dense_layers > layers) {
     throw UsageError(fmt::format(
         "--kv-dense-layers: expected 0 to {}, the layers of the model, or all; found {}", layers,
-        flags.dense_layers));
+        options.dense_layers));
   }
-  options.window = parse_count("--kv-window", flags.window);
-  options.sinks = parse_count("--kv-sinks", flags.sinks, 0);
+  options.window = flags.window;
+  options.sinks = flags.sinks;
   options.capacity = capacity;
   return options;
 }
@@ -157,11 +76,11 @@ bool learns_queries(const std::string& index) {
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval) {
   PrefillOptions options;
   options.attention.mode = flags.mode == "dense" ? Prefill::dense : Prefill::window;
-  options.attention.window = parse_count("--prefill-window", flags.window);
-  options.attention.sinks = parse_count("--kv-sinks", retrieval.sinks, 0);
-  options.chunk = flags.chunk == "auto" ? 0 : parse_count("--chunk", flags.chunk);
+  options.attention.window = flags.window;
+  options.attention.sinks = retrieval.sinks;
+  options.chunk = flags.chunk.value_or(0);
   options.kv_dtype = KvDType::parse(flags.dtype);
-  options.memory_budget = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
+  options.memory_budget = flags.memory.value_or(0);
   options.keep_queries = std::ranges::any_of(retrieval.indices, learns_queries);
   return options;
 }
@@ -193,10 +112,8 @@ ModelConfig described_model(const std::string& directory) {
 }
 
 Device open_device(const ModelFlags& flags) {
-  const std::int64_t ceiling =
-      flags.gpu_memory.empty() ? 0 : parse_bytes("--gpu-mem", flags.gpu_memory);
   try {
-    return Device::open(flags.device, ceiling);
+    return Device::open(flags.device, flags.gpu_memory.value_or(0));
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--device: {}", error.what()));
   }
@@ -204,11 +121,10 @@ Device open_device(const ModelFlags& flags) {
 
 SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own) {
   SamplingOptions options = own;
-  if (!flags.temperature.empty())
-    options.temperature = parse_real("--temp", flags.temperature, 0, 100);
-  if (!flags.top_k.empty()) options.top_k = parse_count("--top-k", flags.top_k, 0);
-  if (!flags.top_p.empty()) options.top_p = parse_real("--top-p", flags.top_p, 0, 1, true);
-  options.seed = parse_seed("--seed", flags.seed);
+  options.temperature = flags.temperature.value_or(own.temperature);
+  options.top_k = flags.top_k.value_or(own.top_k);
+  options.top_p = flags.top_p.value_or(own.top_p);
+  options.seed = flags.seed;
   return options;
 }
 
@@ -218,12 +134,6 @@ void check_rows(const AttentionShape& shape, std::int64_t tokens, const PrefillO
       {.capacity = tokens, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});
 }
 
-void check_flags(const ModelFlags& flags) {
-  if (!flags.threads.empty()) parse_count("-t", flags.threads, 1, cores());
-  if (!flags.gpu_memory.empty()) parse_bytes("--gpu-mem", flags.gpu_memory);
-  check_device(flags.device);
-}
-
 void check_flags(const RetrievalFlags& flags) {
   try {
     const TopK k = TopK::parse(flags.k);
@@ -231,11 +141,6 @@ void check_flags(const RetrievalFlags& flags) {
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-topk: {}", error.what()));
   }
-  if (flags.dense_layers != "all") {
-    parse_count("--kv-dense-layers", flags.dense_layers, 0);
-  }
-  parse_count("--kv-window", flags.window);
-  parse_count("--kv-sinks", flags.sinks, 0);
   std::map<std::string, std::string> seen;  // by full spec, as given
   for (const std::string& spec : flags.indices) {
     const auto [earlier, first] = seen.emplace(full_spec(spec), spec);
@@ -247,17 +152,9 @@ void check_flags(const RetrievalFlags& flags) {
   check_rules(flags);
 }
 
-void check_flags(const PrefillFlags& flags) { prefill_options(flags, {}); }
-
-void check_flags(const SamplingFlags& flags) {
-  sampling_options(flags);
-  if (!flags.predict.empty()) parse_count("-n", flags.predict);
-}
-
 void name_index(RetrievalFlags& flags, const AttentionShape& shape) {
   if (!flags.indices.empty()) return;
-  flags.indices = {flags.dense_layers == "all" ? "exact"
-                                               : IndexSpec::default_for(shape.head_dim).text()};
+  flags.indices = {!flags.dense_layers ? "exact" : IndexSpec::default_for(shape.head_dim).text()};
 }
 
 ModelConfig check_model(const ModelFlags& flags, RetrievalFlags& retrieval) {
@@ -330,9 +227,8 @@ struct ThreadLimit::Control {
 };
 
 ThreadLimit::ThreadLimit(const ModelFlags& flags)
-    : control_(flags.threads.empty() ? nullptr
-                                     : std::make_unique<Control>(static_cast<std::size_t>(
-                                           parse_count("-t", flags.threads, 1, cores())))) {}
+    : control_(flags.threads ? std::make_unique<Control>(static_cast<std::size_t>(*flags.threads))
+                             : nullptr) {}
 
 ThreadLimit::~ThreadLimit() = default;
 

@@ -1,8 +1,10 @@
 // Flags that several commands share, and what they mean to the library.
 //
-// CLI11 collects texts, all of them: its own conversions take -1 for a seed and "nan" for a number
-// in a range. The *_options functions turn them into the library's options and throw UsageError.
-// check_flags throws it for whatever can be known before anything is read or loaded.
+// The table of help.h has their names and defaults; visit_flags says which member is which flag, in
+// the order of run.json. A binder (bind.h) fills the members.
+//
+// The *_options functions turn flags into the library's options. They throw UsageError, and
+// check_flags throws it for what can be known before anything is read or loaded.
 #pragma once
 
 #include <cstdint>
@@ -14,83 +16,101 @@
 
 #include "topkv/model.h"
 
-namespace CLI {
-class App;
-}  // namespace CLI
-
 namespace topkv::cli {
 
 using Json = nlohmann::ordered_json;
 
 struct ModelFlags {
   std::string directory;
-  std::string threads;  ///< empty: all cores
-  std::string device = "auto";
-  std::string gpu_memory;  ///< empty: nine tenths of what is free
-  std::string weights = "stored";
+  std::string weights;
+  std::optional<std::int64_t> gpu_memory;  ///< bytes; not set: nine tenths of what is free
+  std::optional<std::int64_t> threads;     ///< not set: all cores
+  std::string device;
 };
 
 struct RetrievalFlags {
   std::vector<std::string> indices;  ///< empty: name_index() has to name one
-  std::string tail;                  ///< empty: what the index has
-  std::string k = "64";
-  std::string mass = "none";
-  std::string error = "none";
-  std::string window = "1024";
-  std::string sinks = "4";
-  std::string select = "query_head";
+  std::string k;
+  std::int64_t window = 0;
+  std::int64_t sinks = 0;
+  std::string select;
   bool host_search = false;
-  std::string dense_layers = "0";
+  std::optional<std::int64_t> dense_layers;  ///< not set: all
+  std::string tail;                          ///< empty: what the index has
+  // The rules of which rows are enough.
+  std::optional<double> mass;
+  std::optional<double> error;
 };
 
-/// What --kv-dtype may be: of keys and values, or of keys / of values.
-inline const std::vector<std::string> kv_dtypes = {"bf16", "q8", "q4", "q8/q4", "f16", "f32"};
-
 struct PrefillFlags {
+  std::string dtype;
   std::string mode;
-  std::string window = "1024";
-  std::string chunk = "auto";
-  std::string dtype = "bf16";
-  std::string memory;  ///< empty: what the machine has free
+  std::int64_t window = 0;
+  std::optional<std::int64_t> chunk;   ///< not set: what suits the device
+  std::optional<std::int64_t> memory;  ///< bytes; not set: what the machine has free
 };
 
 struct SamplingFlags {
-  std::string predict;  ///< empty: the command's default
-  // Empty: the model's own.
-  std::string temperature = "0";
-  std::string top_p = "1";
-  std::string top_k = "0";
-  std::string seed = "42";
+  // Not set: the model's own.
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<std::int64_t> top_k;
+  std::uint64_t seed = 0;
 };
 
-void add_flags(CLI::App& command, ModelFlags& flags);
-void add_flags(CLI::App& command, RetrievalFlags& flags);
-void add_flags(CLI::App& command, PrefillFlags& flags);
-void add_flags(CLI::App& command, SamplingFlags& flags);
+void visit_flags(ModelFlags& flags, auto& visit) {
+  visit("--model", flags.directory);
+  visit("--weights", flags.weights);
+  visit("--gpu-mem", flags.gpu_memory);
+  visit("--threads", flags.threads);
+  visit("--device", flags.device);
+}
+
+void visit_flags(RetrievalFlags& flags, auto& visit) {
+  visit("--kv-index", flags.indices);
+  visit("--kv-topk", flags.k);
+  visit("--kv-window", flags.window);
+  visit("--kv-sinks", flags.sinks);
+  visit("--kv-select", flags.select);
+  visit("--kv-host-search", flags.host_search);
+  visit("--kv-dense-layers", flags.dense_layers);
+  visit("--kv-tail", flags.tail);
+  visit("--kv-mass", flags.mass);
+  visit("--kv-error", flags.error);
+}
+
+void visit_flags(PrefillFlags& flags, auto& visit) {
+  visit("--kv-dtype", flags.dtype);
+  visit("--prefill", flags.mode);
+  visit("--prefill-window", flags.window);
+  visit("--chunk", flags.chunk);
+  visit("--mem", flags.memory);
+}
+
+void visit_flags(SamplingFlags& flags, auto& visit) {
+  visit("--temp", flags.temperature);
+  visit("--top-p", flags.top_p);
+  visit("--top-k", flags.top_k);
+  visit("--seed", flags.seed);
+}
 
 /// For a model of so many layers; `index` is one of flags.indices and capacity the session's own
 /// tokens. Checks everything but the index spec.
 RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t layers,
                                    const std::string& index, std::int64_t capacity);
-/// The rules of which rows are enough.
-std::optional<double> mass_of(const RetrievalFlags& flags);
-std::optional<double> error_of(const RetrievalFlags& flags);
 /// Whether the prefill must keep queries for it; of what is no index: false.
 bool learns_queries(const std::string& index);
 
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
-/// own: the model's, for flags that are empty.
+/// own: the model's, for flags that are not set.
 SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own = {});
 
 /// Throws OutOfMemory when the rows of so many tokens, of context and session together, would not
 /// fit into --mem or the machine. Reserving is how the library tells; nothing is written.
 void check_rows(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options);
 
-/// Throw UsageError for what is wrong with the flags whatever the model.
-void check_flags(const ModelFlags& flags);
+/// Throws UsageError for what is wrong with the flags whatever the model.
 void check_flags(const RetrievalFlags& flags);
-void check_flags(const PrefillFlags& flags);
-void check_flags(const SamplingFlags& flags);
 
 /// Where no index is named: the default for these heads; exact, which costs nothing, where every
 /// layer is dense.

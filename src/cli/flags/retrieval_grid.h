@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,19 @@ namespace topkv::cli {
 
 struct ChoiceFlags {
   RetrievalFlags retrieval;  ///< what all share, and the indices
-  std::vector<std::string> ks = {"256"};
-  std::vector<std::string> tails = {""};
-  std::vector<std::string> masses = {"none"};
-  std::vector<std::string> errors = {"none"};
+  std::vector<std::string> ks;
+  std::vector<std::string> tails;  ///< empty: what an index has
+  std::vector<std::optional<double>> masses;
+  std::vector<std::optional<double>> errors;
 };
 
-void add_flags(CLI::App& command, ChoiceFlags& flags);
+void visit_flags(ChoiceFlags& flags, auto& visit) {
+  visit_flags(flags.retrieval, visit);
+  visit("--kv-topk", flags.ks);
+  visit("--kv-tail", flags.tails);
+  visit("--kv-mass", flags.masses);
+  visit("--kv-error", flags.errors);
+}
 
 /// Each choice, with one index, once that is named. Throws UsageError for what is wrong with one
 /// for this model.

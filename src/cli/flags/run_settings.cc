@@ -1,19 +1,13 @@
 #include "src/cli/flags/run_settings.h"
 
-#include <filesystem>
-#include <nlohmann/json.hpp>
+#include <fmt/format.h>
 
-#include "src/cli/terminal/parse_numbers.h"
+#include <filesystem>
+#include <utility>
+
 #include "src/cli/terminal/text_layout.h"
 
 namespace topkv::cli {
-namespace {
-
-Json count_or(const char* flag, const std::string& text, const char* word) {
-  return text == word ? Json(word) : Json(parse_count(flag, text, 0));
-}
-
-}  // namespace
 
 std::string absolute_path(const std::string& path) {
   std::error_code error;
@@ -21,27 +15,22 @@ std::string absolute_path(const std::string& path) {
   return printable(error ? path : canonical.string());
 }
 
-void add_settings(Json& json, const RetrievalFlags& flags) {
-  json["kv_window"] = parse_count("--kv-window", flags.window);
-  json["kv_sinks"] = parse_count("--kv-sinks", flags.sinks, 0);
-  json["kv_select"] = flags.select;
-  if (flags.host_search) json["kv_host_search"] = true;
-  json["kv_dense_layers"] = count_or("--kv-dense-layers", flags.dense_layers, "all");
+void resolve_settings(Json& json, const PrefillFlags& flags, std::int64_t threads,
+                      const std::string& device) {
+  if (flags.mode != "window") json.erase("prefill_window");
+  json["threads"] = threads;
+  json["device"] = device;
 }
 
-void add_settings(Json& json, const PrefillFlags& flags) {
-  json["kv_dtype"] = flags.dtype;
-  json["prefill"] = flags.mode;
-  if (flags.mode == "window") {
-    json["prefill_window"] = parse_count("--prefill-window", flags.window);
-  }
-  json["chunk"] = count_or("--chunk", flags.chunk, "auto");
-}
-
-void add_settings(Json& json, const ModelFlags& flags) {
-  if (flags.weights != "stored") json["weights"] = flags.weights;
-  json["gpu_mem"] =
-      flags.gpu_memory.empty() ? Json("auto") : Json(parse_bytes("--gpu-mem", flags.gpu_memory));
+std::string settings_text(std::string begin, const RetrievalFlags& retrieval,
+                          const PrefillFlags& prefill) {
+  std::string text = std::move(begin);
+  if (retrieval.host_search) text += ", found by the host";
+  if (retrieval.dense_layers.value_or(0) > 0)
+    text += fmt::format(", first {} layers dense", *retrieval.dense_layers);
+  text += "; prefill " + prefill.mode;
+  if (prefill.mode == "window") text += fmt::format(" {}", prefill.window);
+  return prefill.dtype == "bf16" ? text : text + "; rows " + prefill.dtype;
 }
 
 }  // namespace topkv::cli

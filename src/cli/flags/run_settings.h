@@ -1,8 +1,12 @@
-// Settings that several commands write to run.json, each in one spelling.
+// What run.json has of a command's flags, each in one spelling.
 #pragma once
 
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 
+#include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 
 namespace topkv::cli {
@@ -10,10 +14,40 @@ namespace topkv::cli {
 /// The path as it is from anywhere, fit for JSON.
 std::string absolute_path(const std::string& path);
 
-/// Window, sinks, who selects and dense layers.
-void add_settings(Json& json, const RetrievalFlags& flags);
-void add_settings(Json& json, const PrefillFlags& flags);
-/// Format of weights and memory; the model is the caller's to name.
-void add_settings(Json& json, const ModelFlags& flags);
+/// Adds to the configuration of a run what run.json has of the flags that are visited
+/// (visit_flags). Members that are there already stay.
+class SettingWriter {
+ public:
+  SettingWriter(Json& json, const char* command) : json_(json), groups_(help_of(command).groups) {}
+
+  template <class T>
+  void operator()(std::string_view name, const T& value) const {
+    const Flag* flag = find_flag(groups_, name);
+    if (flag == nullptr || flag->setting == Flag::Setting::none) return;
+    if (flag->setting == Flag::Setting::always || value != initial_value<T>(*flag))
+      json_.emplace(flag->setting_name(), to_json(*flag, value));
+  }
+
+ private:
+  template <class T>
+  static Json to_json(const Flag& /*flag*/, const T& value) {
+    return value;
+  }
+  template <class T>
+  static Json to_json(const Flag& flag, const std::optional<T>& value) {
+    return value ? Json(*value) : Json(flag.value.word.empty() ? "auto" : flag.value.word);
+  }
+
+  Json& json_;
+  const std::vector<FlagGroup>& groups_;
+};
+
+/// Replaces what only the run knows, and leaves out what the prefill does not read.
+void resolve_settings(Json& json, const PrefillFlags& flags, std::int64_t threads,
+                      const std::string& device);
+
+/// The line of settings under a table: what begins it, then layers, prefill and rows.
+std::string settings_text(std::string begin, const RetrievalFlags& retrieval,
+                          const PrefillFlags& prefill);
 
 }  // namespace topkv::cli

@@ -43,4 +43,8 @@ std::string nearest(std::string_view typed, std::span<const std::string> known) 
   return best;
 }
 
+std::string did_you_mean(const std::string& near) {
+  return near.empty() ? "" : "; did you mean " + near + "?";
+}
+
 }  // namespace topkv::cli

@@ -15,4 +15,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b);
 /// be a typing error (more than a third of the letters differ).
 std::string nearest(std::string_view typed, std::span<const std::string> known);
 
+/// "; did you mean --prompt?", or nothing.
+std::string did_you_mean(const std::string& near);
+
 }  // namespace topkv::cli

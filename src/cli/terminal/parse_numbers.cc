@@ -131,12 +131,14 @@ double parse_real(std::string_view flag, std::string_view text, double least, do
   double value = 0;
   const bool number = take_number(rest, value) && rest.empty();
   if (!number || value < least || value > most || (above && value == least)) {
-    refuse(flag,
-           above ? fmt::format("a number above {:g} and up to {:g}", least, most)
-                 : fmt::format("a number from {:g} to {:g}", least, most),
-           text);
+    refuse(flag, range_text(least, most, above), text);
   }
   return value;
+}
+
+std::string range_text(double least, double most, bool above) {
+  return above ? fmt::format("a number above {:g} and up to {:g}", least, most)
+               : fmt::format("a number from {:g} to {:g}", least, most);
 }
 
 std::uint64_t parse_seed(std::string_view flag, std::string_view text) {

@@ -34,6 +34,9 @@ std::int64_t parse_bytes(std::string_view flag, std::string_view text);
 double parse_real(std::string_view flag, std::string_view text, double least, double most,
                   bool above = false);
 
+/// "a number from 0 to 1", as parse_real expects it.
+std::string range_text(double least, double most, bool above);
+
 /// "42": a whole number below 2^64.
 std::uint64_t parse_seed(std::string_view flag, std::string_view text);
 
