@@ -87,6 +87,7 @@ class CudaPrefill final : public DevicePrefill {
       : compute_(device.compute_stream()),
         shape_(shape),
         visible_(visible),
+        first_layer_(shape.first_attention()),
         chunk_(chunk),
         store_(store),
         tile_(tile_rows(visible, chunk)),
@@ -119,6 +120,7 @@ class CudaPrefill final : public DevicePrefill {
     }
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       given_[static_cast<std::size_t>(layer)] = store.size(layer);
+      if (shape.is_attention(layer)) last_layer_ = layer;
     }
     make_plans();
     if (!store.keeps()) {
@@ -162,16 +164,18 @@ class CudaPrefill final : public DevicePrefill {
 
   void take_step(const AttentionStep& step) {
     const auto user = static_cast<cudaStream_t>(step.stream);
-    if (step.layer == 0) begin_chunk(step.kv_count());
+    if (step.layer == first_layer_) begin_chunk(step.kv_count());
     const auto l = static_cast<std::size_t>(step.layer);
     const std::int64_t first = given_[l];
     if (user != nullptr) {
       handed_over_.record(user);
       handed_over_.block(compute_);
     }
-    tiles_.after(rows_out_[l]);  // of the chunk before: earlier rows are in the store
+    // Of the chunk before: earlier rows are in the store. A layer without rows of its own waits for
+    // rows of this chunk.
+    tiles_.after(rows_out_[static_cast<std::size_t>(shape_.row_layer_of(step.layer))]);
     reach_fault("prefill.rows");
-    const DeviceRows own = take_rows(step);
+    const DeviceRows own = shape_.has_rows(step.layer) ? take_rows(step) : rows_behind(step);
     take_queries(step);
     const PartialView partial{
         step.out,
@@ -192,7 +196,7 @@ class CudaPrefill final : public DevicePrefill {
       handed_over_.block(user);
     }
     reach_fault("prefill.end");
-    if (step.layer == shape_.layers - 1) end_chunk();
+    if (step.layer == last_layer_) end_chunk();
   }
 
   /// Of one query of some tokens over the positions that it meets: of the step's own rows and of
@@ -202,21 +206,30 @@ class CudaPrefill final : public DevicePrefill {
                    Into into) {
     const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
     const PositionRange of_own = sees.within({own.first, own.first + own.count});
-    if (of_own.size() > 0 || into == Into::overwrite) {
+    const bool streamed = own.keys == nullptr;  // the store has them
+    if ((of_own.size() > 0 && !streamed) || into == Into::overwrite) {
       DeviceRows rows = own;
-      rows.keys += (of_own.begin - own.first) * shape_.head_dim;
-      rows.values += (of_own.begin - own.first) * shape_.head_dim;
       rows.first = of_own.begin;
-      rows.count = of_own.size();
+      rows.count = streamed ? 0 : of_own.size();
+      if (!streamed) {
+        rows.keys += (of_own.begin - own.first) * shape_.head_dim;
+        rows.values += (of_own.begin - own.first) * shape_.head_dim;
+      }
       attend_rows(queries, rows, {true, visible.window, visible.sinks}, partial, into);
     }
-    for (const PositionRange& range : earlier(visible, first)) {
-      const PositionRange met = sees.within(range);
-      if (met.size() == 0) continue;
-      tiles_.stream(views(layer), met, stored_keys(layer), compute_, [&](const DeviceRows& tile) {
-        attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
-      });
-    }
+    if (streamed) stream(layer, queries, of_own, true, partial);
+    for (const PositionRange& range : earlier(visible, first))
+      stream(layer, queries, sees.within(range), false, partial);
+  }
+
+  /// Merges attention over rows of the store. causal: they are rows of the step's own tokens.
+  void stream(std::int64_t layer, const AttentionQueries& queries, const PositionRange& range,
+              bool causal, const PartialView& partial) {
+    if (range.size() == 0) return;
+    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
+    tiles_.stream(views(layer), range, stored_keys(layer), compute_, [&](const DeviceRows& tile) {
+      attend_rows(queries, tile, {causal, visible.window, visible.sinks}, partial, Into::merge);
+    });
   }
 
   /// A chunk whose rows are on their way.
@@ -237,7 +250,7 @@ class CudaPrefill final : public DevicePrefill {
   float* channels(std::int64_t layer) const {
     if (!blocked()) return nullptr;
     return reinterpret_cast<float*>(memory_.data() + layout_.channels) +
-           layer * shape_.kv_heads * shape_.head_dim;
+           shape_.row_layer_of(layer) * shape_.kv_heads * shape_.head_dim;
   }
   /// What a layer's keys are stored with, from RoPE position 0 on.
   StoredKeys stored_keys(std::int64_t layer) const {
@@ -245,7 +258,7 @@ class CudaPrefill final : public DevicePrefill {
     stored.channels = channels(layer);
     if (store_.bias(layer) != nullptr)
       stored.bias = reinterpret_cast<const float*>(memory_.data() + layout_.bias) +
-                    layer * shape_.kv_heads * 3 * shape_.head_dim;
+                    shape_.row_layer_of(layer) * shape_.kv_heads * 3 * shape_.head_dim;
     stored.chunk_len = shape_.chunk_len;
     return stored;
   }
@@ -330,7 +343,7 @@ class CudaPrefill final : public DevicePrefill {
     settle(slot);
     Flight& flight = flights_[slot];
     flight.rows = rows;
-    flight.first = given_[0];
+    flight.first = given_[static_cast<std::size_t>(first_layer_)];
     TOPKV_CUDA(cudaMemsetAsync(nonfinite_on_device(slot), 0xff,
                                static_cast<std::size_t>(nonfinite_flags(shape_)) * 8, compute_));
   }
@@ -364,6 +377,15 @@ class CudaPrefill final : public DevicePrefill {
     queries.scale = shape_.softmax_scale();
     queries.softcap = shape_.softcap;
     return queries;
+  }
+
+  /// The rows of a step whose layer attends the rows of another layer: they are on their way to the
+  /// store, or there, and have no memory here.
+  DeviceRows rows_behind(const AttentionStep& step) const {
+    DeviceRows own;
+    own.first = given_[static_cast<std::size_t>(step.layer)] + step.kv_first;
+    own.count = step.kv_count();
+    return own;
   }
 
   /// Rounds k and v to rows, and begins their way to the store. Two slots take turns by layer.
@@ -452,7 +474,7 @@ class CudaPrefill final : public DevicePrefill {
     }
     lost_ = false;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      store_.extend(layer, flight.rows);
+      if (shape_.is_attention(layer)) store_.extend(layer, flight.rows);
     }
   }
 
@@ -478,6 +500,7 @@ class CudaPrefill final : public DevicePrefill {
   const Stream& compute_;
   AttentionShape shape_;
   PrefillVisibility visible_;
+  std::int64_t first_layer_, last_layer_ = 0;  // of attention
   std::int64_t chunk_;
   RowStore& store_;
   std::int64_t tile_;

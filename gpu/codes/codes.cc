@@ -171,7 +171,7 @@ CudaCodes::~CudaCodes() = default;
 std::int64_t CudaCodes::bytes(const AttentionShape& shape, std::int64_t tokens,
                               std::int64_t key_bytes, std::int64_t value_bits, std::int64_t rare) {
   std::vector<bool> has_codes;
-  for (std::int64_t l = 0; l < shape.layers; ++l) has_codes.push_back(shape.window_of(l) == 0);
+  for (std::int64_t l = 0; l < shape.layers; ++l) has_codes.push_back(shape.has_index(l));
   const int of_key = key_bytes_for(key_bytes);
   const int of_value = value_bytes_for(value_bits);
   // Of a large device: this one need not be there, and they take little.
@@ -262,7 +262,8 @@ void CudaCodes::place(CudaDevice& device, const LongWork& work, std::int64_t lay
 
 CodeScan CudaCodes::scan(std::int64_t layer) const {
   const Layout& layout = *layout_;
-  const Layout::Layer& from = layout.layers[static_cast<std::size_t>(layer)];
+  const auto own = static_cast<std::size_t>(shape_.row_layer_of(layer));
+  const Layout::Layer& from = layout.layers[own];
   CodeScan scan = scan_of(shape_, layout.key_bytes, layout.value_bytes);
   scan.units = at<std::uint8_t>(from.units);
   scan.head_bytes = layout.head_bytes;
@@ -289,7 +290,7 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
 }
 
 ScanRange CudaCodes::range(std::int64_t layer, std::int64_t kv_head, PositionRange allowed) const {
-  const auto at = static_cast<std::size_t>(layer * shape_.kv_heads + kv_head);
+  const auto at = static_cast<std::size_t>(shape_.row_layer_of(layer) * shape_.kv_heads + kv_head);
   const std::vector<std::int64_t>& rare = rare_[at];
   const std::int64_t end = std::min(allowed.end, tokens_);
   const std::int64_t begin = std::min(allowed.begin, end);

@@ -111,12 +111,12 @@ CudaSummaries::~CudaSummaries() = default;
 std::int64_t CudaSummaries::bytes(const AttentionShape& shape, const StandIns& head) {
   std::vector<StandIns> layers;
   for (std::int64_t l = 0; l < shape.layers; ++l)
-    layers.push_back(shape.window_of(l) == 0 ? head : StandIns{});
+    layers.push_back(shape.has_index(l) ? head : StandIns{});
   return Layout(shape, layers).bytes;
 }
 
 std::int64_t CudaSummaries::most_entries(std::int64_t layer, std::int64_t k) const {
-  const StandIns& of = layers_[static_cast<std::size_t>(layer)];
+  const StandIns& of = layers_[own_layer(layer)];
   const PositionRange most =  // of which most are chosen: of clusters a narrow one
       of.kind == StandInKind::centroids ? PositionRange{0, 1}
                                         : PositionRange{0, of.count * of.page};
@@ -167,8 +167,8 @@ void CudaSummaries::place(CudaDevice& device, const LongWork& work, std::int64_t
 GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, PositionRange allowed,
                                    std::int64_t k, const ChoiceOutput& output,
                                    cudaStream_t stream) const {
-  const StandIns& of = layers_[static_cast<std::size_t>(layer)];
-  const Layout::Layer& from = layout_->layers[static_cast<std::size_t>(layer)];
+  const StandIns& of = layers_[own_layer(layer)];
+  const Layout::Layer& from = layout_->layers[own_layer(layer)];
   const std::int64_t slots = slots_of(of);
   auto [among, wanted] = entry_choice(of, allowed, k);
   const auto* entries = at<const __nv_bfloat16>(from.entries);

@@ -50,6 +50,10 @@ class CudaSummaries final : public DeviceIndex {
  private:
   struct Layout;
   void place(CudaDevice& device, const LongWork& work, std::int64_t number, const StandIns& head);
+  /// Returns the layer whose summaries a layer chooses by.
+  std::size_t own_layer(std::int64_t layer) const {
+    return static_cast<std::size_t>(shape_.row_layer_of(layer));
+  }
   template <class T>
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);

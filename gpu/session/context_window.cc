@@ -18,6 +18,12 @@ ContextWindow::Places::Places(const SessionShape& shape, const std::vector<Layer
       in_blocks(shape.rows.keys) ? a.kv_heads * a.head_dim * bytes_of(DType::f32) : 0;
   Pieces pieces;
   for (const LayerWindow& layer : of) {
+    if (!layer.has_rows) {
+      layers.push_back(layer.row_layer < std::ssize(layers)
+                           ? layers[static_cast<std::size_t>(layer.row_layer)]
+                           : Place{});
+      continue;
+    }
     layers.push_back({pieces.place(a.kv_heads * 2 * layer.context_rows.size() * row),
                       pieces.place(a.kv_heads * 2 * layer.context_sinks * row),
                       pieces.place(scales), pieces.place(3 * scales)});
@@ -40,6 +46,7 @@ ContextWindow::ContextWindow(CudaDevice& device, const SessionShape& shape)
   inject_copy_delay(stream);
   for (std::int64_t l = 0; l < shape.attention.layers; ++l) {
     const LayerWindow& layer = layers_[static_cast<std::size_t>(l)];
+    if (!layer.has_rows) continue;
     copy(l, layer.context_rows, at(place(l).rows), stream);
     copy(l, {0, layer.context_sinks}, at(place(l).sinks), stream);
     if (!in_blocks(shape.rows.keys)) continue;

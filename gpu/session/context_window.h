@@ -52,7 +52,7 @@ class ContextWindow {
   };
   struct Places {
     Places(const SessionShape& shape, const std::vector<LayerWindow>& layers);
-    std::vector<Place> layers;
+    std::vector<Place> layers;  // one without rows has the place of the layer that it attends
     std::int64_t bytes = 0;
   };
 

@@ -31,7 +31,7 @@ Pieces fixed_pieces(const AttentionShape& shape, const std::vector<LayerWindow>&
   Pieces pieces;
   pieces.place(sizeof(unsigned long long));
   for (const LayerWindow& layer : layers)
-    sinks_at.push_back(pieces.place(row_bytes(shape, layer.own_sinks())));
+    sinks_at.push_back(pieces.place(layer.has_rows ? row_bytes(shape, layer.own_sinks()) : 0));
   return pieces;
 }
 
@@ -40,7 +40,8 @@ Pieces row_pieces(const AttentionShape& shape, const std::vector<LayerWindow>& l
                   std::int64_t capacity, std::vector<std::int64_t>& rows_at) {
   Pieces pieces;
   for (const LayerWindow& layer : layers)
-    rows_at.push_back(pieces.place(row_bytes(shape, std::min(capacity, layer.slots))));
+    rows_at.push_back(
+        pieces.place(layer.has_rows ? row_bytes(shape, std::min(capacity, layer.slots)) : 0));
   return pieces;
 }
 
@@ -66,6 +67,7 @@ ResidentRows::ResidentRows(CudaDevice& device, const SessionShape& shape,
       most_slots_(most_slots(layers_)) {
   fixed_pieces(shape_, layers_, sinks_at_);
   rows_at_.resize(layers_.size());
+  ends_.assign(layers_.size(), own_first_);
 }
 
 std::int64_t ResidentRows::fixed_bytes(const SessionShape& shape) {
@@ -87,6 +89,11 @@ std::int64_t ResidentRows::window_begin(std::int64_t layer, std::int64_t first) 
   return CausalWindow{of(layer).window, 0}.begin(first);
 }
 
+bool ResidentRows::has_window(std::int64_t layer, std::int64_t first) const {
+  const std::int64_t begin = std::max(own_first_, window_begin(layer, first));
+  return ends_[static_cast<std::size_t>(of(layer).row_layer)] - begin <= of(layer).slots;
+}
+
 void ResidentRows::reserve(std::int64_t begin, std::int64_t end, cudaStream_t stream) {
   const std::int64_t rows = std::min(end - own_first_, most_slots_);
   if (rows <= capacity_) return;
@@ -96,6 +103,7 @@ void ResidentRows::reserve(std::int64_t begin, std::int64_t end, cudaStream_t st
   const auto row = static_cast<std::size_t>(shape_.head_dim * bytes_of(DType::bf16));
   inject_copy_delay(stream);
   for (std::size_t l = 0; l < rows_at.size() && capacity_ > 0 && begin > own_first_; ++l) {
+    if (!layers_[l].has_rows) continue;
     const std::int64_t slots = layers_[l].slots;
     const std::int64_t had = std::min(capacity_, slots);
     const auto pitch = [&](std::int64_t of) { return static_cast<std::size_t>(of) * row; };
@@ -111,22 +119,23 @@ void ResidentRows::reserve(std::int64_t begin, std::int64_t end, cudaStream_t st
 
 ResidentRows::Block ResidentRows::own_rows(std::int64_t layer) const {
   const std::int64_t slots = of(layer).slots;
-  std::byte* at = rows_.data() + rows_at_[static_cast<std::size_t>(layer)];
+  std::byte* at = rows_.data() + rows_at_[static_cast<std::size_t>(of(layer).row_layer)];
   return {reinterpret_cast<__nv_bfloat16*>(at), std::min(capacity_, slots), slots};
 }
 
 ResidentRows::Block ResidentRows::own_sinks(std::int64_t layer) const {
   const std::int64_t sinks = of(layer).own_sinks();
-  std::byte* at = memory_ + sinks_at_[static_cast<std::size_t>(layer)];
+  std::byte* at = memory_ + sinks_at_[static_cast<std::size_t>(of(layer).row_layer)];
   return {reinterpret_cast<__nv_bfloat16*>(at), sinks, sinks};
 }
 
 /// Sinks, then as many of the last rows as any window of later tokens reaches back to.
-void ResidentRows::load(std::int64_t layer, std::span<const RowSpan> rows,
-                        cudaStream_t stream) const {
+void ResidentRows::load(std::int64_t layer, std::span<const RowSpan> rows, cudaStream_t stream) {
   const LayerWindow& window = of(layer);
+  if (!window.has_rows) return;  // its rows are loaded with the layer that has them
   const std::int64_t end = rows[0].end();
-  put(rows, {own_first_, std::min(end, window.sinks)}, own_sinks(layer), stream);
+  ends_[static_cast<std::size_t>(layer)] = end;
+  put(rows, {own_first_, std::min(end, window.kept_sinks)}, own_sinks(layer), stream);
   put(rows, {std::max(own_first_, end - window.window), end}, own_rows(layer), stream);
 }
 
@@ -150,9 +159,10 @@ void ResidentRows::put(std::span<const RowSpan> rows, PositionRange range, const
 /// Sinks are kept apart, for the window's places are taken again. What cannot be stored is found on
 /// the host, which keeps the rows for good.
 void ResidentRows::add(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
-                       std::int64_t first, cudaStream_t stream) const {
+                       std::int64_t first, cudaStream_t stream) {
+  ends_[static_cast<std::size_t>(layer)] = first + tokens;
   pack(layer, k, v, tokens, first, own_rows(layer), stream);
-  const std::int64_t sinks = std::min(tokens, of(layer).sinks - first);
+  const std::int64_t sinks = std::min(tokens, of(layer).kept_sinks - first);
   if (sinks > 0) pack(layer, k, v, sinks, first, own_sinks(layer), stream);
 }
 

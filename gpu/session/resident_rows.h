@@ -44,19 +44,23 @@ class ResidentRows {
   /// attends all rows from there on.
   std::int64_t window_begin(std::int64_t layer, std::int64_t first) const;
 
+  /// Whether all own rows of that window are still in memory. They are not if the layer attends the
+  /// rows of another layer, which has been given many more tokens since.
+  bool has_window(std::int64_t layer, std::int64_t first) const;
+
   /// Makes room for the session's own rows up to position `end`, in all layers. stream: the stream
   /// that uses the existing rows, which end at position `begin`. Throws OutOfMemory, and Error when
   /// a copy fails. Nothing has changed then.
   void reserve(std::int64_t begin, std::int64_t end, cudaStream_t stream);
 
-  /// Copies the own rows of a layer that must stay. rows: one span for each KV head. REQUIRES:
-  /// reserve() has made room for them.
-  void load(std::int64_t layer, std::span<const RowSpan> rows, cudaStream_t stream) const;
+  /// Copies the own rows of a layer that must stay. Does nothing for a layer without rows of its
+  /// own. rows: one span for each KV head. REQUIRES: reserve() has made room for them.
+  void load(std::int64_t layer, std::span<const RowSpan> rows, cudaStream_t stream);
 
   /// Adds new rows from position `first` on. k, v: [tokens, kv_heads, head_dim], float32, in device
-  /// memory. REQUIRES: reserve() has made room for them.
+  /// memory. REQUIRES: reserve() has made room for them, and the layer has rows of its own.
   void add(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
-           std::int64_t first, cudaStream_t stream) const;
+           std::int64_t first, cudaStream_t stream);
 
   /// Writes the partial of the rows at the positions `sees`. The last `added` rows begin at the
   /// first query's position.
@@ -95,6 +99,7 @@ class ResidentRows {
   std::int64_t most_slots_;             // slots of the largest layer
   std::int64_t capacity_ = 0;           // rows; at most the slots of each layer
   std::vector<std::int64_t> rows_at_;   // per layer, bytes in rows_
+  std::vector<std::int64_t> ends_;      // per layer, the position after its last own row
   Buffer rows_;
 };
 

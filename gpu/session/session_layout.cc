@@ -11,16 +11,23 @@ std::vector<LayerWindow> layer_windows(const SessionShape& shape) {
   const std::int64_t tokens = shape.context_tokens;
   std::vector<LayerWindow> layers;
   for (std::int64_t l = 0; l < shape.attention.layers; ++l) {
+    LayerWindow& layer = layers.emplace_back();
+    layer.row_layer = shape.attention.row_layer_of(l);
+    layer.has_rows = shape.attention.has_rows(l);
+    if (!shape.attention.is_attention(l)) continue;
     const CausalWindow exact = shape.always_attended(l);
-    LayerWindow layer;
     layer.dense = exact.window == 0;
     layer.window = layer.dense ? shape.window : exact.window;
     layer.sinks = exact.sinks;
     layer.context_rows = {CausalWindow{layer.window, 0}.begin(tokens), tokens};
-    layer.context_sinks = std::min(layer.sinks, tokens);
     // A step that is refused, since it has more tokens than the session may have, may have begun.
     layer.slots = std::min(layer.window, shape.most_own) + shape.max_tokens;
-    layers.push_back(layer);
+    LayerWindow& owner = layers[static_cast<std::size_t>(layer.row_layer)];
+    owner.kept_sinks = std::max(owner.kept_sinks, layer.sinks);
+  }
+  for (LayerWindow& layer : layers) {
+    layer.kept_sinks = layers[static_cast<std::size_t>(layer.row_layer)].kept_sinks;
+    layer.context_sinks = std::min(layer.kept_sinks, tokens);
   }
   return layers;
 }

@@ -13,18 +13,21 @@ namespace topkv::gpu {
 /// The rows of a layer that stay in device memory. All sessions of a context share the context's
 /// rows (context_window.h). A session's own rows are its own (resident_rows.h).
 struct LayerWindow {
+  std::int64_t row_layer = 0;       // the layer whose rows it attends, and whose memory it reads
+  bool has_rows = false;            // that layer is this one: it has memory of its own
   std::int64_t window = 0;          // rows that a token attends before it, itself included
-  std::int64_t sinks = 0;           // rows
+  std::int64_t sinks = 0;           // rows that a token attends
+  std::int64_t kept_sinks = 0;      // the most sinks of all layers that attend these rows
   bool dense = false;               // a token attends every row
   PositionRange context_rows = {};  // as far back as windows of later tokens reach
-  std::int64_t context_sinks = 0;   // rows
+  std::int64_t context_sinks = 0;   // rows of kept_sinks that the context has
   std::int64_t slots = 0;           // the most own rows; they form a ring
 
-  /// The number of sinks that the context does not have.
-  std::int64_t own_sinks() const { return sinks - context_sinks; }
+  /// The number of kept sinks that the context does not have.
+  std::int64_t own_sinks() const { return kept_sinks - context_sinks; }
 };
 
-/// Returns one LayerWindow for each layer.
+/// Returns one LayerWindow for each layer. It is empty for a layer with a recurrent state.
 std::vector<LayerWindow> layer_windows(const SessionShape& shape);
 
 /// The offsets, in bytes, of the workspace of a step. The constructor takes the most tokens that a

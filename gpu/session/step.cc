@@ -105,7 +105,7 @@ StepInput CudaStep::input() const {
   input.k = given.k;
   input.v = given.v;
   input.q_count = given.tokens * attention.q_heads * d;
-  input.kv_count = given.kv_count() * attention.kv_heads * d;
+  input.kv_count = attention.has_rows(given.layer) ? given.kv_count() * attention.kv_heads * d : 0;
   input.host_q = host<float>(layout().host_q);
   input.host_k = host<float>(layout().host_k);
   input.host_v = host<float>(layout().host_v);

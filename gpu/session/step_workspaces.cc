@@ -18,7 +18,9 @@ std::array<StepLayout, 2> layouts_of(const SessionShape& shape) {
 std::int64_t tile_bytes(const SessionShape& shape) {
   const AttentionShape& a = shape.attention;
   for (std::int64_t l = 0; l < a.layers; ++l) {
-    if (shape.always_attended(l).window == 0)
+    if (!a.is_attention(l)) continue;
+    // A layer without rows of its own may fall behind the rows in memory (CudaWindow::attend).
+    if (shape.always_attended(l).window == 0 || !a.has_rows(l))
       return RowStream::bytes(a.kv_heads, a.head_dim, shape.rows, dense_tile);
   }
   return 0;

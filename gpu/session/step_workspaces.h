@@ -92,7 +92,8 @@ class StepWorkspaces {
 
   /// The layout for the most tokens of a step.
   const StepLayout& layout() const { return layouts_.back(); }
-  /// The tiles through which rows of dense layers stream. Null if no layer is dense. The caller
+  /// The tiles through which rows of dense layers stream, and rows of layers that attend the rows
+  /// of another layer. Null if there is no such layer. The caller
   /// holds the device's lock.
   RowStream* tiles() const { return tiles_.get(); }
 

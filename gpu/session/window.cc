@@ -42,9 +42,14 @@ void CudaWindow::begin(cudaStream_t stream) {
   if (!step_.copied_by_scan) step_.workspace->on_host.record(stream);
   const AttentionStep& given = step_.given;
   const std::int64_t rows = given.kv_count();
+  const std::int64_t first = step_.queries.first;
   reach_fault("session.keep_rows");
-  if (rows > 0) resident_.add(given.layer, given.k, given.v, rows, step_.queries.first, stream);
-  resident_.attend(given.layer, rows, step_.queries, step_.sees, step_.exact(), stream);
+  if (rows > 0 && step_.attention.has_rows(given.layer))
+    resident_.add(given.layer, given.k, given.v, rows, first, stream);
+  PositionRange sees = step_.sees;
+  behind_ = !resident_.has_window(given.layer, first);
+  if (behind_) sees = sees.within({0, step_.shape.context_tokens});  // own rows follow in attend
+  resident_.attend(given.layer, rows, step_.queries, sees, step_.exact(), stream);
   begun_ = true;
 }
 
@@ -60,15 +65,29 @@ void CudaWindow::begin_beside() {
 void CudaWindow::attend(std::int64_t layer, std::span<const RowSpan> rows) {
   begin_beside();
   if (std::exchange(beside_, false)) step_.workspace->exact_done.block(step_.compute);
-  if (!resident_.dense(layer)) return;
-  const std::int64_t count =
-      std::min(rows[0].end(), resident_.window_begin(layer, step_.queries.first)) - rows[0].first;
-  if (count <= 0) return;
+  if (behind_ && rows[0].first >= step_.shape.context_tokens) {
+    const CausalWindow exact = step_.shape.always_attended(layer);
+    const std::int64_t begin = exact.begin(step_.queries.first);
+    const DeviceVisibility visible{true, exact.window, exact.sinks};
+    stream(layer, rows, {begin, rows[0].end()}, visible);
+    return stream(layer, rows, {0, std::min(exact.sinks, begin)}, visible);
+  }
+  if (resident_.dense(layer))
+    stream(layer, rows, {0, resident_.window_begin(layer, step_.queries.first)}, {});
+}
+
+void CudaWindow::stream(std::int64_t layer, std::span<const RowSpan> rows,
+                        const PositionRange& positions, const DeviceVisibility& visible) {
+  const std::int64_t first = rows[0].first;
+  const PositionRange range = positions.within({first, rows[0].end()});
+  if (range.size() == 0) return;
   views_.clear();
   for (const RowSpan& span : rows) views_.push_back(span.rows);
   step_.workspaces->tiles()->stream(
-      views_, {0, count}, resident_.stored_keys(layer), step_.compute, [&](const DeviceRows& tile) {
-        gpu::attend(step_.queries, tile, {}, step_.exact(), Into::merge, step_.compute);
+      views_, {range.begin - first, range.end - first}, resident_.stored_keys(layer), step_.compute,
+      [&](DeviceRows tile) {
+        tile.first += first;
+        gpu::attend(step_.queries, tile, visible, step_.exact(), Into::merge, step_.compute);
       });
 }
 

@@ -12,7 +12,8 @@
 namespace topkv::gpu {
 
 /// Attends the rows that stay in device memory. In dense layers the rows before them are streamed
-/// from host memory.
+/// from host memory. If a layer attends the rows of another layer and has fallen behind that layer,
+/// its own rows are streamed too.
 class CudaWindow final : public ResidentWindow {
  public:
   /// memory: ResidentRows::fixed_bytes of device memory.
@@ -33,10 +34,16 @@ class CudaWindow final : public ResidentWindow {
   void begin_beside();
 
  private:
+  /// Merges attention over the rows at some positions, which stream from host memory. rows: one
+  /// span for each KV head.
+  void stream(std::int64_t layer, std::span<const RowSpan> rows, const PositionRange& positions,
+              const DeviceVisibility& visible);
+
   CudaStep& step_;
   ResidentRows resident_;
   std::vector<RowsView> views_;  // per KV head
   bool begun_ = false;
+  bool behind_ = false;  // the memory no longer has all own rows of the step's window
   bool beside_ = false;  // begun beside, and the compute stream does not wait for it yet
 };
 

@@ -93,17 +93,25 @@ void attend_rows(const float* queries, const RowsView& rows,
 /// chunks before that. Rows are stored as they are given: RoPE turns k by p % chunk_len.
 ///
 /// Sharding: a prefill may be sharded by sequence. Each rank is given all queries, and K and V of
-/// its own tokens only; the ranks' (out, lse) are then merged. Layers with a sliding window, the
-/// window prefill and chunks do not allow this. A session's step has K and V of all its tokens, or
-/// of none.
+/// its own tokens only; the ranks' (out, lse) are then merged. Layers with a sliding window, layers
+/// with a recurrent state, the window prefill and chunks do not allow this. A session's step has K
+/// and V of all its tokens, or of none.
+///
+/// Shared rows: a layer that attends the rows of an earlier layer (AttentionShape::row_layer) takes
+/// its step after that layer's step. The step has the same tokens, kv_first and kv_tokens, and null
+/// k and v.
 struct AttentionStep {
   std::int64_t layer = 0;
   std::int64_t tokens = 1;
   const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
-  const float* k = nullptr;  ///< [kv_tokens, kv_heads, head_dim]; may be null when kv_tokens is 0
-  const float* v = nullptr;  ///< [kv_tokens, kv_heads, head_dim]; may be null when kv_tokens is 0
-  float* out = nullptr;      ///< [tokens, q_heads, head_dim]
-  float* lse = nullptr;      ///< [tokens, q_heads], log-sum-exp of the scores; null: not wanted
+  /// [kv_tokens, kv_heads, head_dim]. Null in a layer without rows of its own; may be null when
+  /// kv_tokens is 0.
+  const float* k = nullptr;
+  /// [kv_tokens, kv_heads, head_dim]. Null in a layer without rows of its own; may be null when
+  /// kv_tokens is 0.
+  const float* v = nullptr;
+  float* out = nullptr;  ///< [tokens, q_heads, head_dim]
+  float* lse = nullptr;  ///< [tokens, q_heads], log-sum-exp of the scores; null: not wanted
   /// The number of the first token that k and v belong to, from 0. Tokens before it attend none of
   /// these rows.
   std::int64_t kv_first = 0;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,7 @@
 
 namespace topkv {
 
-class RowStore;
+class LayerStates;
 struct RetrievalOptions;
 struct Segment;
 
@@ -95,10 +96,11 @@ struct ContextMemory {
   std::int64_t index_bytes = 0;  ///< all indices and tails
   /// The queries of the prefill that the context keeps (ContextOptions::keep_queries).
   std::int64_t queries_bytes = 0;
+  std::int64_t states_bytes = 0;  ///< the recurrent states (AttentionShape::state_size)
 };
 
-/// A prefilled text: rows of all layers and KV heads, and indices over their keys. It never changes
-/// once it is made. All members are const and safe from many threads.
+/// A prefilled text: what each layer keeps of it (AttentionShape), and indices over its keys. It
+/// never changes once it is made. All members are const and safe from many threads.
 class Context : public std::enable_shared_from_this<Context> {
  public:
   Context(const Context&) = delete;  // shared by pointer
@@ -134,20 +136,26 @@ class Context : public std::enable_shared_from_this<Context> {
   /// InvalidArgument for an invalid spec.
   bool has_index(std::string_view spec) const;
 
-  /// Returns the rows of one layer and KV head. The view is valid while the context lives. Throws
-  /// InvalidArgument for a layer or KV head that the context does not have.
+  /// Returns the rows that one layer and KV head attends; they may be the rows of an earlier layer
+  /// (AttentionShape::row_layer). The view is valid while the context lives. Throws InvalidArgument
+  /// for a layer or KV head that the context does not have, and for a layer with a recurrent state.
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
-  /// Returns the index of one layer and KV head, valid while the context lives. For the tail `mean`
-  /// it is the index over the codes of its keys.
+  /// Returns the recurrent state of one layer after the last token: AttentionShape::state_size_of
+  /// values, or no value if there is no token. The view is valid while the context lives. Throws
+  /// InvalidArgument for a layer without a recurrent state.
+  std::span<const float> state(std::int64_t layer) const;
+  /// Returns the index that queries of one layer and KV head search, valid while the context lives.
+  /// For the tail `mean` it is the index over the codes of its keys. A layer that attends the rows
+  /// of an earlier layer uses the index of that layer.
   ///
   /// A spec that is spelled as indices() spells it is found without being parsed. Throws
-  /// InvalidArgument when the context has no index of this spec, and for a layer with a sliding
-  /// window.
+  /// InvalidArgument when the context has no index of this spec, for a layer with a sliding window,
+  /// and for a layer with a recurrent state.
   const KeyIndex& index(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
 
   /// Returns a context over the same rows that also has an index or a tail. Builds it, all heads in
-  /// parallel, unless this context has it. Layers with a sliding window get no index. This context
-  /// does not change.
+  /// parallel, unless this context has it. Only layers for which AttentionShape::has_index is true
+  /// get an index. This context does not change.
   ///
   /// progress: stage "index", in keys over all heads.
   ///
@@ -240,6 +248,7 @@ class ContextBuilder {
   /// Throws InvalidArgument, and leaves the layer as it was, when:
   /// - a value is NaN or infinite; the message names layer, head and position;
   /// - shapes differ, or the capacity is exceeded;
+  /// - the layer has no rows of its own (AttentionShape::has_rows);
   /// - a step of attend() has not yet been given to every layer.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
 
@@ -247,7 +256,9 @@ class ContextBuilder {
   /// is the step of a prefill for an application that owns its network.
   ///
   /// Attention is causal, over the tokens that ContextOptions::attention lets each token attend.
-  /// Give every layer the same tokens in turn, layer 0 first.
+  /// Give every layer of attention the same tokens in turn, the first layer first. Layers with a
+  /// recurrent state get these tokens by advance(), before the step of the first layer of attention
+  /// or after it. A layer that attends the rows of an earlier layer has null k and v.
   ///
   /// Throws InvalidArgument when a value is not finite, a pointer is null, the capacity is
   /// exceeded, or a layer is out of turn. Whatever is thrown, the layer is then as it was before
@@ -259,6 +270,25 @@ class ContextBuilder {
   /// further use: make another one.
   void attend(const AttentionStep& step);
 
+  /// Gives a layer with a recurrent state its next `tokens` tokens: its state after them. The
+  /// state has AttentionShape::state_size_of values, in host memory; they are copied.
+  ///
+  /// Throws InvalidArgument, and leaves the layer as it was, for a layer without a recurrent state,
+  /// another number of values, a value that is not finite, and tokens beyond the capacity.
+  void advance(std::int64_t layer, std::int64_t tokens, std::span<const float> state);
+  /// Returns the recurrent state of a layer after its last token; no value if there is no token.
+  /// The view is valid until the builder gets or forgets tokens. Throws InvalidArgument for a layer
+  /// without a recurrent state.
+  std::span<const float> state(std::int64_t layer) const;
+  /// Keeps the present recurrent states, so that truncate() can come back to this token. Each
+  /// snapshot takes the memory of all states. Throws InvalidArgument when layers hold different
+  /// numbers of tokens.
+  void snapshot();
+  /// Returns the most tokens, at most `tokens`, that truncate() can keep. Rows can go back to any
+  /// token. Recurrent states can go back to a snapshot, to the token before the last advance(), and
+  /// to 0.
+  std::int64_t reachable(std::int64_t tokens) const;
+
   /// Waits until the rows of all steps are in host memory. Reports values that are not finite, as a
   /// later call of attend() would. On the host there is nothing to wait for.
   ///
@@ -267,8 +297,11 @@ class ContextBuilder {
   void synchronize();
 
   /// Keeps the first `tokens` tokens of every layer and forgets all later ones. It takes back
-  /// speculative tokens that were rejected, or a step that only some layers have taken. Throws
-  /// InvalidArgument when a layer has fewer tokens.
+  /// speculative tokens that were rejected, or a step that only some layers have taken.
+  ///
+  /// Throws InvalidArgument when a layer has fewer tokens, and when a layer no longer has its
+  /// recurrent state at this token. The message names reachable(tokens): truncate to that, and give
+  /// the tokens after it again.
   void truncate(std::int64_t tokens);
 
   /// Returns the number of tokens that a layer was given. Throws InvalidArgument for a layer that
@@ -287,7 +320,7 @@ class ContextBuilder {
  private:
   friend class IndexGrowth;
   struct State;
-  std::shared_ptr<const RowStore> store() const;
+  std::shared_ptr<const LayerStates> states() const;
   std::unique_ptr<State> state_;
 };
 

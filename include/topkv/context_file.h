@@ -100,15 +100,16 @@ struct ContextFileInfo {
   ContextEnd end = {};                     ///< ContextOrigin::end
   bool has_token_ids = false;              ///< the file has ContextOrigin::tokens
   std::int64_t file_bytes = 0;             ///< size of the file
-  std::int64_t rows_bytes = 0, index_bytes = 0, queries_bytes = 0;  ///< parts of file_bytes
+  /// Parts of file_bytes.
+  std::int64_t rows_bytes = 0, index_bytes = 0, queries_bytes = 0, states_bytes = 0;
 };
 
 /// Returns whether there is a file that begins as a context's file does.
 bool is_context_file(const std::filesystem::path& path);
 
-/// Returns about how many bytes a context's file would have: rows, token ids, and codes (`codes:…`,
-/// `mean`) with their axes. Other indices count as nothing, because their size is unknown before
-/// they are built.
+/// Returns about how many bytes a context's file would have: rows, recurrent states, token ids, and
+/// codes (`codes:…`, `mean`) with their axes. Other indices count as nothing, because their size is
+/// unknown before they are built.
 ///
 /// Throws InvalidArgument for an invalid spec, and for sizes beyond 64 bits.
 std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t tokens, KvDType dtype,

@@ -427,9 +427,34 @@ class Session {
   /// further steps.
   static void check_together(std::span<Session* const> sessions);
 
+  /// Gives a layer with a recurrent state its next `tokens` own tokens: its state after them. The
+  /// state has AttentionShape::state_size_of values, in host memory; they are copied. Call it
+  /// before the attention of the same tokens in the first layer of attention, or after it.
+  ///
+  /// Throws InvalidArgument, and leaves the layer as it was, when:
+  /// - the layer has no recurrent state;
+  /// - the number of values differs, or a value is not finite;
+  /// - the capacity is exceeded, or the layer gets ahead of other layers by a second step.
+  void advance(std::int64_t layer, std::int64_t tokens, std::span<const float> state);
+  /// Returns the recurrent state of a layer after the last token: the state of the context, until
+  /// the layer gets own tokens. No value: there is no token at all. The view is valid until the
+  /// session gets or forgets tokens. Throws InvalidArgument for a layer without a recurrent state.
+  std::span<const float> state(std::int64_t layer) const;
+  /// Keeps the present recurrent states, so that truncate() can come back to this token. Each
+  /// snapshot takes the memory of all states. Forks and own_rows() keep snapshots too. Throws
+  /// InvalidArgument when it is called during a step.
+  void snapshot();
+  /// Returns the most own tokens, at most `own_tokens`, that truncate() can keep. Rows can go back
+  /// to any token. Recurrent states can go back to a snapshot, to the token before the last
+  /// advance(), and to 0, which is the end of the context.
+  std::int64_t reachable(std::int64_t own_tokens) const;
+
   /// Keeps the session's first `own_tokens` own tokens and forgets all later ones, in all layers.
-  /// It takes back speculative tokens that were rejected. Throws InvalidArgument when a layer has
-  /// fewer.
+  /// It takes back speculative tokens that were rejected.
+  ///
+  /// Throws InvalidArgument when a layer has fewer tokens, and when a layer no longer has its
+  /// recurrent state at this token. The message names reachable(own_tokens): truncate to that, and
+  /// give the tokens after it again.
   void truncate(std::int64_t own_tokens);
 
   /// Returns the number of tokens before the next one: the context's, and the session's own in

@@ -82,8 +82,16 @@ struct PositionRange {
   }
 };
 
-/// The shape of a model's attention: sizes that all layers share, and the layers that attend a
-/// sliding window only.
+/// The shape of a model's attention: sizes that all layers share, and what each layer attends and
+/// keeps.
+///
+/// A context and a session keep one of these for a layer:
+///
+/// | layer | kept | set by |
+/// | --- | --- | --- |
+/// | attention | rows: K and V of every token | nothing, or sliding_window |
+/// | attention over rows of an earlier layer | nothing | row_layer |
+/// | recurrence | a state of fixed size | state_size |
 ///
 /// The query heads that share a KV head are its *group* (grouped-query attention). Query head h
 /// belongs to KV head h / group().
@@ -106,6 +114,15 @@ struct AttentionShape {
   /// A token has three queries: AttentionStep::q for keys of its own chunk, q_next for keys of the
   /// chunk before, and q_far for keys of all earlier chunks.
   std::int64_t chunk_len = 0;
+  /// For each layer, the number of the layer whose rows it attends: its own, or the number of an
+  /// earlier layer. Such a layer has queries of its own, and neither rows nor indices. It attends
+  /// the rows of the earlier layer, the step's own tokens included, and uses its indices. Both
+  /// layers have the same sliding window. Empty: every layer has rows of its own.
+  std::vector<std::int64_t> row_layer = {};
+  /// For each layer, how many float32 values its recurrent state has. Such a layer is a recurrence
+  /// instead of attention: it has no rows, and its state stands for all earlier tokens. 0: the
+  /// layer is attention. Empty: every layer is attention.
+  std::vector<std::int64_t> state_size = {};
 
   /// Returns the number of query heads that share a KV head.
   std::int64_t group() const { return q_heads / kv_heads; }
@@ -115,12 +132,45 @@ struct AttentionShape {
   std::int64_t window_of(std::int64_t layer) const {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
   }
+  /// Returns the layer whose rows a layer attends: the layer itself, or an earlier one.
+  std::int64_t row_layer_of(std::int64_t layer) const {
+    return row_layer.empty() ? layer : row_layer[static_cast<std::size_t>(layer)];
+  }
+  /// Returns how many float32 values the recurrent state of a layer has. 0: the layer is attention.
+  std::int64_t state_size_of(std::int64_t layer) const {
+    return state_size.empty() ? 0 : state_size[static_cast<std::size_t>(layer)];
+  }
+  /// Returns whether a layer is attention.
+  bool is_attention(std::int64_t layer) const { return state_size_of(layer) == 0; }
+  /// Returns whether a layer is attention over all tokens, without a sliding window.
+  bool attends_all(std::int64_t layer) const {
+    return is_attention(layer) && window_of(layer) == 0;
+  }
+  /// Returns whether a layer has rows of its own.
+  bool has_rows(std::int64_t layer) const {
+    return is_attention(layer) && row_layer_of(layer) == layer;
+  }
+  /// Returns whether a layer has indices of its own: it has rows, and attends all of them.
+  bool has_index(std::int64_t layer) const { return has_rows(layer) && attends_all(layer); }
+  /// Returns the number of the first layer that is attention.
+  std::int64_t first_attention() const;
+  /// Returns the number of layers that have rows of their own.
+  std::int64_t row_layers() const;
+  /// Returns the bytes of the rows of one token, in all layers.
+  std::int64_t bytes_per_token(KvDType dtype) const {
+    return row_layers() * kv_heads * dtype.row_bytes(head_dim);
+  }
   /// Checks the shape. Throws InvalidArgument when:
   /// - layers, q_heads, kv_heads or head_dim is below 1;
   /// - q_heads is not a multiple of kv_heads;
   /// - scale or softcap is negative or not finite;
   /// - sliding_window is neither empty nor of `layers` entries, or an entry is negative;
-  /// - chunk_len is negative, or is above 0 while a layer has a sliding window.
+  /// - chunk_len is negative, or is above 0 while a layer has a sliding window;
+  /// - row_layer is neither empty nor of `layers` entries, or an entry names a later layer, a layer
+  ///   without rows of its own, or a layer with another sliding window;
+  /// - state_size is neither empty nor of `layers` entries, or an entry is negative;
+  /// - a layer with a recurrent state has a sliding window, or attends rows of another layer;
+  /// - no layer is attention.
   void check() const;
 };
 

@@ -79,10 +79,23 @@ void check_step(const AttentionShape& shape, const AttentionStep& step) {
                     "tokens of the step, or kv_tokens -1 for all from kv_first on",
                     step.kv_first, step.kv_tokens, step.tokens));
   }
-  const bool kv_missing = step.kv_count() > 0 && (step.k == nullptr || step.v == nullptr);
+  if (!shape.is_attention(step.layer)) {
+    throw InvalidArgument(fmt::format(
+        "attend: layer {} keeps a recurrent state; give its tokens with advance()", step.layer));
+  }
+  const bool shares = !shape.has_rows(step.layer);
+  if (shares && (step.k != nullptr || step.v != nullptr)) {
+    throw InvalidArgument(
+        fmt::format("attend: layer {} attends the rows of layer {}, and is given K or V; give it "
+                    "null k and v",
+                    step.layer, shape.row_layer_of(step.layer)));
+  }
+  const bool kv_missing =
+      !shares && step.kv_count() > 0 && (step.k == nullptr || step.v == nullptr);
   if (step.q == nullptr || step.out == nullptr || kv_missing) {
     throw InvalidArgument(
-        "attend: q, k, v and out must not be null; only a step with kv_tokens 0 has no k and v");
+        "attend: q, k, v and out must not be null; k and v are null in a step with kv_tokens 0, "
+        "and in a layer that attends the rows of another layer");
   }
   check_overlaps(shape, step);
 }

@@ -9,8 +9,10 @@ namespace topkv {
 /// Checks a step by itself. Throws InvalidArgument when:
 /// - the shape does not have the layer;
 /// - there is no token, or more tokens than memory can hold;
+/// - the layer has a recurrent state;
 /// - K and V belong to tokens that the step does not have;
 /// - q, out, k or v is null; k and v may be null in a step without rows;
+/// - the layer attends the rows of another layer, and k or v is not null;
 /// - a tensor that is written overlaps one that is read; out may be q itself.
 void check_step(const AttentionShape& shape, const AttentionStep& step);
 

@@ -31,13 +31,14 @@ std::optional<IndexSpec> tail_of(const RetrievalOptions& options) {
 Context::Context(AttentionShape shape, Segment segment)
     : shape_(std::move(shape)), segment_(std::make_shared<const Segment>(std::move(segment))) {}
 
-std::int64_t Context::tokens() const { return segment_->store->size(0); }
+std::int64_t Context::tokens() const { return segment_->states->tokens(0); }
 
-KvDType Context::dtype() const { return segment_->store->dtype(); }
+KvDType Context::dtype() const { return segment_->states->rows().dtype(); }
 
 ContextMemory Context::memory() const {
   ContextMemory memory;
-  memory.rows_bytes = segment_->store->bytes();
+  memory.rows_bytes = segment_->states->rows().bytes();
+  memory.states_bytes = segment_->states->state_bytes();
   for (const auto& index : segment_->indices) memory.index_bytes += index->memory(!index->shared);
   if (segment_->queries) memory.queries_bytes = segment_->queries->memory();
   return memory;
@@ -88,7 +89,15 @@ RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
         fmt::format("rows of layer {}, KV head {}: the context has {} layers of {} KV heads", layer,
                     kv_head, shape_.layers, shape_.kv_heads));
   }
+  if (!shape_.is_attention(layer)) {
+    throw InvalidArgument(
+        fmt::format("layer {} keeps a recurrent state and so has no rows and no index", layer));
+  }
   return segment_->rows(layer, kv_head);
+}
+
+std::span<const float> Context::state(std::int64_t layer) const {
+  return segment_->states->values(layer);
 }
 
 const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,

@@ -46,19 +46,20 @@ struct ContextBuilder::State {
     }
     check_key_bias(shape, options.key_bias);
     bias = std::make_shared<const std::vector<float>>(std::move(options.key_bias));
-    store = make_store(options.capacity);
+    states = make_states(options.capacity);
+    turn.layer = shape.first_attention();
     if (options.keep_queries) queries = PrefillQuerySample(shape);
   }
 
-  std::shared_ptr<RowStore> make_store(std::int64_t capacity) const {
-    auto made = std::make_shared<RowStore>(shape, options.dtype, capacity, options.memory_budget,
-                                           "context");
-    made->set_bias(bias, 0);
+  std::shared_ptr<LayerStates> make_states(std::int64_t capacity) const {
+    auto made = std::make_shared<LayerStates>(shape, options.dtype, capacity, options.memory_budget,
+                                              "context");
+    made->rows().set_bias(bias, 0);
     return made;
   }
 
   void check_usable() const {
-    if (!store) throw InvalidArgument("this context builder was frozen; make another one");
+    if (!states) throw InvalidArgument("this context builder was frozen; make another one");
     if (failed) {
       throw InvalidArgument(
           "this context builder lost rows when its device reported an error; make another one");
@@ -68,7 +69,8 @@ struct ContextBuilder::State {
   /// Tokens given to the layer: on a CUDA device their rows may still be under way.
   std::int64_t tokens(std::int64_t layer) const {
     check_usable();
-    return prefill ? given[static_cast<std::size_t>(layer)] : store->size(layer);
+    return prefill && shape.is_attention(layer) ? given[static_cast<std::size_t>(layer)]
+                                                : states->tokens(layer);
   }
 
   void check_equal_layers(std::string_view before) const {
@@ -82,8 +84,20 @@ struct ContextBuilder::State {
     check_between_turns(before);
   }
 
+  /// Before a step of the first layer that is attention. A recurrence may have its tokens already.
+  void check_begin(const AttentionStep& step) const {
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      const std::int64_t ahead = tokens(layer) - tokens(step.layer);
+      if (ahead == 0 || (!shape.is_attention(layer) && ahead == step.tokens)) continue;
+      throw InvalidArgument(
+          fmt::format("attend: layer {} gets {} tokens and holds {}, and layer {} holds {}; give "
+                      "every layer the same tokens",
+                      step.layer, step.tokens, tokens(step.layer), layer, tokens(layer)));
+    }
+  }
+
   void check_between_turns(std::string_view before) const {
-    if (turn.layer == 0) return;
+    if (turn.layer == shape.first_attention()) return;
     throw InvalidArgument(
         fmt::format("layer {} was not given the {} tokens of the layers before it; give every "
                     "layer the same tokens before {}",
@@ -91,29 +105,29 @@ struct ContextBuilder::State {
   }
 
   void check_room(std::int64_t layer, std::int64_t more) const {
-    if (more <= store->capacity() - tokens(layer)) return;
+    if (more <= states->rows().capacity() - tokens(layer)) return;
     throw InvalidArgument(fmt::format(
         "layer {} holds {} tokens and gets {} more; this context has room for {}: make room with "
         "reserve(), or give it a larger capacity",
-        layer, tokens(layer), more, store->capacity()));
+        layer, tokens(layer), more, states->rows().capacity()));
   }
 
   void check_turn(const AttentionStep& step) const {
     if (step.layer != turn.layer) {
       throw InvalidArgument(
           fmt::format("attend: layer {} is given tokens when it is layer {}'s turn; give each "
-                      "layer the same tokens, layer 0 first",
-                      step.layer, turn.layer));
+                      "layer the same tokens, layer {} first",
+                      step.layer, turn.layer, shape.first_attention()));
     }
-    if (step.layer == 0) {
-      check_equal_layers("attending");
+    if (step.layer == shape.first_attention()) {
+      check_begin(step);
     } else if (step.tokens != turn.tokens || step.kv_first != turn.kv_first ||
                step.kv_count() != turn.kv_count()) {
       throw InvalidArgument(fmt::format(
-          "attend: layer {} is given {} tokens and K and V of {} from number {} on, layer 0 was "
+          "attend: layer {} is given {} tokens and K and V of {} from number {} on, layer {} was "
           "given {}, {} and {}; give each layer the same tokens",
-          step.layer, step.tokens, step.kv_count(), step.kv_first, turn.tokens, turn.kv_count(),
-          turn.kv_first));
+          step.layer, step.tokens, step.kv_count(), step.kv_first, shape.first_attention(),
+          turn.tokens, turn.kv_count(), turn.kv_first));
     }
   }
 
@@ -126,6 +140,12 @@ struct ContextBuilder::State {
           "attend: attention uses chunks of {} tokens, and a step gives K and V of {} of its {} "
           "tokens; a context sharded by sequence takes attention without chunks",
           shape.chunk_len, step.kv_count(), step.tokens));
+    }
+    if (!shape.state_size.empty()) {
+      throw InvalidArgument(
+          fmt::format("attend: layers have recurrent states, and a step gives K and V of {} of its "
+                      "{} tokens; a context sharded by sequence takes attention alone",
+                      step.kv_count(), step.tokens));
     }
     if (window == 0) return;
     throw InvalidArgument(
@@ -158,10 +178,10 @@ struct ContextBuilder::State {
 
   /// Moves the rows to where there is room for more.
   void move_rows(std::int64_t capacity) {
-    auto larger = make_store(capacity);
+    auto larger = make_states(capacity);
     close();
-    larger->copy_from(*store);
-    store = std::move(larger);
+    larger->copy_from(*states);
+    states = std::move(larger);
   }
 
   /// A prefill for steps of so many tokens.
@@ -171,8 +191,8 @@ struct ContextBuilder::State {
     const std::int64_t larger = std::max(chunk, tokens);
     reach_fault("builder.open");
     std::vector<std::int64_t> held;
-    for (std::int64_t l = 0; l < shape.layers; ++l) held.push_back(store->size(l));
-    prefill = device.compute()->prefill_attention(shape, visible, larger, *store);
+    for (std::int64_t l = 0; l < shape.layers; ++l) held.push_back(states->rows().size(l));
+    prefill = device.compute()->prefill_attention(shape, visible, larger, states->rows());
     chunk = larger;
     given = std::move(held);
   }
@@ -203,7 +223,9 @@ struct ContextBuilder::State {
     keep_queries(step);
     given[static_cast<std::size_t>(step.layer)] += step.kv_count();
     turn = step;
-    turn.layer = (step.layer + 1) % shape.layers;
+    do {
+      turn.layer = (turn.layer + 1) % shape.layers;
+    } while (!shape.is_attention(turn.layer));
   }
 
   AttentionShape shape;
@@ -211,8 +233,8 @@ struct ContextBuilder::State {
   Device device;
   PrefillVisibility visible;
   std::shared_ptr<const std::vector<float>> bias;  // ContextOptions::key_bias
-  std::shared_ptr<RowStore> store;                 // null once frozen
-  std::unique_ptr<DevicePrefill> prefill;          // into store; null: none yet, or closed
+  std::shared_ptr<LayerStates> states;             // null once frozen
+  std::unique_ptr<DevicePrefill> prefill;          // into its rows; null: none yet, or closed
   std::int64_t chunk = 0;                          // most tokens that a step had
   std::vector<std::int64_t> given;                 // per layer, tokens; while there is a prefill
   PrefillQuerySample queries;
@@ -230,7 +252,7 @@ ContextBuilder& ContextBuilder::operator=(ContextBuilder&&) noexcept = default;
 void ContextBuilder::reserve(std::int64_t tokens, std::int64_t chunk) {
   State& s = *state_;
   s.check_usable();
-  const bool more = tokens > s.store->capacity();
+  const bool more = tokens > s.states->rows().capacity();
   if (!more && chunk <= 0) return;
   s.check_equal_layers("reserving");
   const auto lock = s.device.compute()->lock();
@@ -245,7 +267,8 @@ void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const Te
   const auto lock = s.device.compute()->lock();
   s.close();
   if (layer >= 0 && layer < s.shape.layers) s.check_room(layer, keys.tokens);
-  s.store->append(layer, keys, values);
+  s.states->rows().append(layer, keys, values);
+  s.states->follow(layer);
   s.queries.lose(layer);
 }
 
@@ -259,6 +282,27 @@ void ContextBuilder::attend(const AttentionStep& step) {
   s.check_room(step.layer, step.kv_count());
   const auto lock = s.device.compute()->lock();
   s.attend(step);
+}
+
+void ContextBuilder::advance(std::int64_t layer, std::int64_t tokens,
+                             std::span<const float> state) {
+  state_->check_usable();
+  state_->states->advance(layer, tokens, state);
+}
+
+std::span<const float> ContextBuilder::state(std::int64_t layer) const {
+  state_->check_usable();
+  return state_->states->values(layer);
+}
+
+void ContextBuilder::snapshot() {
+  state_->check_equal_layers("a snapshot");
+  state_->states->snapshot();
+}
+
+std::int64_t ContextBuilder::reachable(std::int64_t tokens) const {
+  state_->check_usable();
+  return state_->states->reachable(tokens);
 }
 
 void ContextBuilder::synchronize() {
@@ -277,10 +321,11 @@ void ContextBuilder::truncate(std::int64_t tokens) {
     throw InvalidArgument(
         fmt::format("truncate to {} tokens; layer {} has {}", tokens, layer, s.tokens(layer)));
   }
+  s.states->check_reachable(tokens);
   const auto lock = s.device.compute()->lock();
   s.close();
-  s.turn.layer = 0;
-  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.store->shrink(layer, tokens);
+  s.turn.layer = s.shape.first_attention();
+  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.states->take_back(layer, tokens);
   s.queries.truncate(tokens);
 }
 
@@ -294,12 +339,12 @@ std::int64_t ContextBuilder::tokens(std::int64_t layer) const {
 
 std::int64_t ContextBuilder::capacity() const {
   state_->check_usable();
-  return state_->store->capacity();
+  return state_->states->rows().capacity();
 }
 
 const AttentionShape& ContextBuilder::shape() const { return state_->shape; }
 const Device& ContextBuilder::device() const { return state_->device; }
-std::shared_ptr<const RowStore> ContextBuilder::store() const { return state_->store; }
+std::shared_ptr<const LayerStates> ContextBuilder::states() const { return state_->states; }
 
 std::shared_ptr<const Context> ContextBuilder::freeze() {
   State& s = *state_;
@@ -309,11 +354,11 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
     const auto lock = s.device.compute()->lock();
     s.close();
   }
-  s.store->forget_channels();
+  s.states->freeze();
   auto queries = std::make_shared<const PrefillQuerySample>(s.queries);
   auto context =
-      Context(s.shape, {.store = s.store, .queries = std::move(queries)}).with_index("exact");
-  s.store.reset();
+      Context(s.shape, {.states = s.states, .queries = std::move(queries)}).with_index("exact");
+  s.states.reset();
   s.queries = {};
   return context;
 }

@@ -16,7 +16,7 @@ constexpr std::int64_t worth_inserting = 32768;  // keys of a head
 }  // namespace
 
 IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, ContextBuilder& builder)
-    : builder_(builder), store_(builder.store()), shape_(builder.shape()) {
+    : builder_(builder), states_(builder.states()), shape_(builder.shape()) {
   for (const std::string& text : specs) {
     const IndexSpec spec(text);
     const bool seen = std::any_of(indices_.begin(), indices_.end(),
@@ -41,7 +41,7 @@ void IndexGrowth::wait_for_rest(const ProgressFn& progress) {
   finishing_ = true;
   changed_.notify_all();
   std::int64_t total = 0;
-  for (const auto& index : indices_) total += index->keys(store_->size(0));
+  for (const auto& index : indices_) total += index->keys(states_->tokens(0));
   const auto report = [&] {
     std::int64_t done = 0;
     for (const auto& index : indices_) done += index->inserted();
@@ -108,10 +108,10 @@ bool IndexGrowth::insert(std::int64_t at_least) {
   std::vector<Piece> pieces;
   for (const auto& grown : indices_) {
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      const auto& heads = grown->layer(layer).heads;
+      const auto& heads = grown->layers[static_cast<std::size_t>(layer)].heads;
       for (std::int64_t head = 0; head < std::ssize(heads); ++head) {
         KeyIndex* index = heads[static_cast<std::size_t>(head)].get();
-        const RowsView rows = store_->rows(layer, head);
+        const RowsView rows = states_->rows().rows(layer, head);
         if (rows.count() - index->size() < at_least) continue;
         pieces.push_back({index, rows.part({index->size(), rows.count()}).keys});
       }

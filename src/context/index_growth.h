@@ -45,7 +45,7 @@ class IndexGrowth {
   void wait_for_rest(const ProgressFn& progress);
 
   ContextBuilder& builder_;
-  const std::shared_ptr<const RowStore> store_;
+  const std::shared_ptr<const LayerStates> states_;
   const AttentionShape& shape_;
   std::vector<std::shared_ptr<SegmentIndex>> indices_;
 

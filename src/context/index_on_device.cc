@@ -58,7 +58,7 @@ std::shared_ptr<const DeviceIndex> copy_codes(ComputeDevice& device, const Atten
   if (!device.scans_codes(shape) || !can_be_scanned(index, most_code_bytes)) return nullptr;
   std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));
   for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
-    const LayerIndex& layer = index.layer(i / shape.kv_heads);
+    const LayerIndex& layer = index.layers[static_cast<std::size_t>(i / shape.kv_heads)];
     const auto head = static_cast<std::size_t>(i % shape.kv_heads);
     if (layer.heads.empty()) continue;
     heads[static_cast<std::size_t>(i)] =

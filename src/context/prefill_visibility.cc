@@ -9,6 +9,7 @@ namespace {
 
 CausalWindow visible(const AttentionShape& shape, std::int64_t layer,
                      const PrefillAttention& attention) {
+  if (!shape.is_attention(layer)) return {1, 0};  // it attends nothing
   if (const std::int64_t sliding = shape.window_of(layer); sliding > 0) return {sliding, 0};
   if (attention.mode == Prefill::dense) return {};
   if (attention.window < 1 || attention.sinks < 0) {

@@ -11,9 +11,9 @@
 namespace topkv {
 
 SegmentIndex::SegmentIndex(const IndexSpec& of, const AttentionShape& shape)
-    : spec(of), layers(static_cast<std::size_t>(shape.layers)) {
+    : spec(of), layers(static_cast<std::size_t>(shape.layers)), row_layer(shape.row_layer) {
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    if (shape.window_of(layer) > 0) continue;
+    if (!shape.has_index(layer)) continue;
     LayerIndex& index = layers[static_cast<std::size_t>(layer)];
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) index.heads.push_back(spec.factory().make());
     index.tails.resize(index.heads.size());

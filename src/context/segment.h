@@ -1,5 +1,5 @@
-// A segment: consecutive tokens of a sequence, with their rows of all layers and KV heads, and
-// indices over these rows.
+// A segment: consecutive tokens of a sequence, with what each layer keeps of them (rows of all KV
+// heads, or a recurrent state), and indices over the rows.
 //
 // A context has a frozen segment, which its sessions share. Each session has another segment of its
 // own, which grows. Positions in a segment's rows and indices count from its first token, whose
@@ -21,7 +21,7 @@
 #include "index/common/row_tail.h"
 #include "src/context/prefill_query_sample.h"
 #include "src/device/compute_device.h"
-#include "src/store/row_store.h"
+#include "src/store/layer_states.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
@@ -29,7 +29,7 @@ namespace topkv {
 /// RetrievalOptions::tail of a session without a tail.
 inline constexpr std::string_view no_tail = "none";
 
-/// An index in one layer: [kv_heads]. It is empty for a layer with a sliding window.
+/// An index in one layer: [kv_heads]. It is empty unless AttentionShape::has_index(layer).
 struct LayerIndex {
   std::vector<std::shared_ptr<HeadIndex>> heads;
   std::vector<std::unique_ptr<RowTail>> tails;  ///< null if the index has no tail
@@ -40,8 +40,11 @@ struct SegmentIndex {
   /// Makes an index without keys.
   SegmentIndex(const IndexSpec& spec, const AttentionShape& shape);
 
+  /// Returns the index that a layer's queries search. For a layer that attends the rows of another
+  /// layer, it is the index of that layer.
   const LayerIndex& layer(std::int64_t layer) const {
-    return layers[static_cast<std::size_t>(layer)];
+    const auto own = static_cast<std::size_t>(layer);
+    return layers[row_layer.empty() ? own : static_cast<std::size_t>(row_layer[own])];
   }
   /// Returns the number of keys inserted so far, over all heads. Safe from any thread.
   std::int64_t inserted() const;
@@ -51,7 +54,8 @@ struct SegmentIndex {
   std::int64_t memory(bool heads) const;
 
   IndexSpec spec;
-  std::vector<LayerIndex> layers;
+  std::vector<LayerIndex> layers;       ///< what each layer has of its own
+  std::vector<std::int64_t> row_layer;  ///< AttentionShape::row_layer
   bool shared = false;  ///< the heads belong to another SegmentIndex, too, which counts their bytes
 
   // The copy of the last device that asked for one (index_on_device.h).
@@ -60,26 +64,28 @@ struct SegmentIndex {
   mutable std::shared_ptr<const DeviceIndex> on_device;
 };
 
-/// Rows and the indices over them. A value: copies share rows and indices. Whoever appends rows
-/// keeps a pointer to the store.
+/// What the layers keep, and the indices over their rows. A value: copies share all of it. Whoever
+/// appends tokens keeps a pointer to the states.
 struct Segment {
   std::int64_t first = 0;  ///< position of its first token in the sequence
-  std::shared_ptr<const RowStore> store;
+  std::shared_ptr<const LayerStates> states;
   std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
   std::shared_ptr<const PrefillQuerySample> queries =
       {};  ///< queries of its prefill; null: unknown
   /// For rows that Session::own_rows copied: the tokens of the session's context. -1: other rows,
   /// or unknown.
   std::int64_t tokens_before = -1;
-  /// The most rows of the store that count.
+  /// The most tokens of the states that count.
   std::int64_t most_tokens = std::numeric_limits<std::int64_t>::max();
 
   std::int64_t tokens(std::int64_t layer) const {
-    return std::min(store->size(layer), most_tokens);
+    return std::min(states->tokens(layer), most_tokens);
   }
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const {
-    return store->rows(layer, kv_head).part({0, tokens(layer)});
+    return states->rows().rows(layer, kv_head).part({0, tokens(layer)});
   }
+  /// Returns the rows of all layers, which keep the states alive.
+  std::shared_ptr<const RowStore> row_store() const { return {states, &states->rows()}; }
   /// Returns the specs of its indices.
   std::vector<std::string> specs() const;
   /// Returns the index with a spec that has all defaults spelled out. Null: there is no such index.

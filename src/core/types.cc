@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
 #include "src/core/text/printable.h"
 #include "topkv/error.h"
@@ -14,6 +15,58 @@ namespace {
 constexpr std::int64_t block = 32;  // elements of q8 and q4
 constexpr std::int64_t q8_block = 34;
 constexpr std::int64_t q4_block = 20;
+constexpr std::int64_t most_state_size = std::int64_t{1} << 40;  // so that bytes fit 64 bits
+
+void check_row_layer(const AttentionShape& shape, std::int64_t layer) {
+  const std::int64_t rows = shape.row_layer_of(layer);
+  if (rows == layer) return;
+  if (rows < 0 || rows > layer || !shape.has_rows(rows)) {
+    throw InvalidArgument(
+        fmt::format("attention shape: row_layer[{}] is {}; expected the layer itself, or an "
+                    "earlier layer with rows of its own",
+                    layer, rows));
+  }
+  if (shape.window_of(rows) == shape.window_of(layer)) return;
+  throw InvalidArgument(
+      fmt::format("attention shape: layer {} attends the rows of layer {}, and their sliding "
+                  "windows are {} and "
+                  "{}; expected equal windows",
+                  layer, rows, shape.window_of(layer), shape.window_of(rows)));
+}
+
+void check_state_size(const AttentionShape& shape, std::int64_t layer) {
+  const std::int64_t size = shape.state_size_of(layer);
+  if (size < 0 || size > most_state_size) {
+    throw InvalidArgument(
+        fmt::format("attention shape: state_size[{}] is {}; expected 0 for attention, or how many "
+                    "values a recurrent state has, at most {}",
+                    layer, size, most_state_size));
+  }
+  if (size == 0 || (shape.window_of(layer) == 0 && shape.row_layer_of(layer) == layer)) return;
+  throw InvalidArgument(fmt::format(
+      "attention shape: layer {} has a recurrent state, and also {}; expected one of "
+      "them",
+      layer, shape.window_of(layer) > 0 ? "a sliding window" : "rows of another layer"));
+}
+
+/// Checks what each layer keeps.
+void check_layers(const AttentionShape& shape) {
+  for (const auto& [name, entries] :
+       {std::pair("row_layer", &shape.row_layer), {"state_size", &shape.state_size}}) {
+    if (entries->empty() || std::ssize(*entries) == shape.layers) continue;
+    throw InvalidArgument(fmt::format("attention shape: {} has {} entries for {} layers", name,
+                                      entries->size(), shape.layers));
+  }
+  bool attends = false;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    check_state_size(shape, layer);
+    attends = attends || shape.is_attention(layer);
+  }
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) check_row_layer(shape, layer);
+  if (attends) return;
+  throw InvalidArgument(
+      "attention shape: every layer has a recurrent state; at least one layer must be attention");
+}
 
 }  // namespace
 
@@ -61,6 +114,18 @@ KvDType KvDType::parse(std::string_view name) {
 
 float AttentionShape::softmax_scale() const {
   return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+}
+
+std::int64_t AttentionShape::first_attention() const {
+  std::int64_t layer = 0;
+  while (!is_attention(layer)) ++layer;
+  return layer;
+}
+
+std::int64_t AttentionShape::row_layers() const {
+  std::int64_t count = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) count += has_rows(layer) ? 1 : 0;
+  return count;
 }
 
 void AttentionShape::check() const {
@@ -112,6 +177,7 @@ void AttentionShape::check() const {
                     "attention is for layers that attend all tokens",
                     chunk_len, window));
   }
+  check_layers(*this);
 }
 
 }  // namespace topkv

@@ -246,7 +246,7 @@ class ComputeDevice : public DeviceSizes {
   virtual void merge(PartialView into, PartialView other, void* stream) = 0;
 
   /// Makes the attention of a prefill into a store, which must outlive it. REQUIRES: every layer of
-  /// the store has one number of rows, and there is room for the whole prefill. Throws OutOfMemory,
+  /// attention has one number of rows, and there is room for the whole prefill. Throws OutOfMemory,
   /// and Unsupported for a head_dim or row dtype that the device does not know.
   virtual std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                            const PrefillVisibility& visible,

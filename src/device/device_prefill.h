@@ -21,13 +21,13 @@ class DevicePrefill {
 
   /// Attends the next tokens of a layer, at most the chunk that this was made for. The tensors are
   /// in the device's memory. K and V go to the store; the attention of each token over all rows
-  /// that it may see goes to out.
+  /// that it may see goes to out. A layer that attends the rows of another layer has no K and V.
   ///
   /// On CUDA the rows may arrive later; the store's size counts them once they are there. A later
   /// call, or finish, then reports values that cannot be stored. After an exception the layer is as
   /// it was before, unless lost().
   ///
-  /// REQUIRES: layers in turn, layer 0 first.
+  /// REQUIRES: layers of attention in turn, the first of them first.
   virtual void attend(const AttentionStep& step) = 0;
 
   /// Waits until the rows of all attended tokens are in the store. Throws InvalidArgument when a

@@ -46,10 +46,10 @@ struct SessionShape {
   bool chooses() const { return index && !index->has_codes(); }
   /// Returns whether a layer searches for rows beyond the rows that are attended in any case.
   bool retrieves(std::int64_t layer) const {
-    return attention.window_of(layer) == 0 && layer >= dense_layers;
+    return attention.attends_all(layer) && layer >= dense_layers;
   }
   /// Returns what a token of a layer attends in any case: a sliding window, all rows (dense
-  /// layers), or sinks and window.
+  /// layers), or sinks and window. REQUIRES: the layer is attention.
   CausalWindow always_attended(std::int64_t layer) const {
     if (attention.window_of(layer) > 0) return {attention.window_of(layer), 0};
     return retrieves(layer) ? CausalWindow{window, sinks} : CausalWindow{};

@@ -88,9 +88,8 @@ IndexBytes index_bytes(const AttentionShape& shape, const std::string& text, std
   const CodesParams params = params_of(spec);
   const std::int64_t of_row =
       params.bytes_of_key(shape.head_dim) + (params.bits_of_value(shape.head_dim) + 7) / 8;
-  std::int64_t heads = 0;  // windowed layers have no index
-  for (std::int64_t l = 0; l < shape.layers; ++l)
-    heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
+  std::int64_t heads = 0;
+  for (std::int64_t l = 0; l < shape.layers; ++l) heads += shape.has_index(l) ? shape.kv_heads : 0;
   RetrievalOptions retrieval;
   retrieval.index = text;
   retrieval.host_search = host_search;
@@ -207,7 +206,7 @@ class Planner {
     const AttentionShape& shape = config_.attention;
     std::int64_t heads = 0;
     for (std::int64_t l = 0; l < shape.layers; ++l)
-      heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
+      heads += shape.attends_all(l) ? shape.kv_heads : 0;
     return heads * tokens * vector_bytes(rows.keys, shape.head_dim);
   }
 

@@ -92,11 +92,14 @@ void Model::Impl::check_session(const Session& session) const {
   bool alike = own.softmax_scale() == its.softmax_scale() && own.softcap == its.softcap &&
                own.chunk_len == its.chunk_len;
   for (std::int64_t l = 0; l < own.layers; ++l)
-    alike = alike && own.window_of(l) == its.window_of(l);
+    alike = alike && own.window_of(l) == its.window_of(l) &&
+            own.row_layer_of(l) == its.row_layer_of(l) &&
+            own.state_size_of(l) == its.state_size_of(l);
   if (!alike) {
     throw InvalidArgument(
-        "the session's context has another scale, cap, chunks or sliding windows of attention than "
-        "the model; give it a context that this model's prefill made");
+        "the session's context has another scale, cap, chunks or sliding windows of attention, or "
+        "keeps other rows and states of layers, than the model; give it a context that this "
+        "model's prefill made");
   }
   if (session.device().compute() == device.compute()) return;
   throw InvalidArgument(

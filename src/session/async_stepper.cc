@@ -120,8 +120,12 @@ void AsyncStepper::run(Task& task, Helpers& helpers) noexcept {
 }
 
 bool AsyncStepper::can_step(const AttentionStep& step) const {
-  return !meets_chunks(session_, step) && step.tokens == 1 && !session_.options.measure_recall &&
-         thread_count() > 1 && session_.searches(step.layer, session_.position(step.layer) + 1);
+  // A layer without rows of its own may have fallen behind the rows on the device.
+  const LayerStates& own = *session_.own;
+  const std::int64_t given = own.tokens(session_.shape.row_layer_of(step.layer));
+  return given <= own.tokens(step.layer) + 1 && !meets_chunks(session_, step) && step.tokens == 1 &&
+         !session_.options.measure_recall && thread_count() > 1 &&
+         session_.searches(step.layer, session_.position(step.layer) + 1);
 }
 
 void AsyncStepper::step(Step& step, WindowSource& window, StepBefore& before) {

@@ -19,7 +19,7 @@ constexpr std::int64_t part_without = 16;  // the share of many rows that may ha
 
 /// Returns the rows of a session that can have codes.
 std::int64_t rows_to_code(const SessionCore& session) {
-  return session.left_window(0) / at_once * at_once;
+  return session.left_window(session.shape.first_attention()) / at_once * at_once;
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ void OwnCodes::make() {
   stats.coded_tokens = tokens_;
   stats.coded_bytes = segment_.indices[0]->memory(true);
   stats.device_index_bytes = session_.spec.index->memory() + codes->memory();
-  session_.times(0).append += coding.seconds();
+  session_.times(session_.shape.first_attention()).append += coding.seconds();
 }
 
 void OwnCodes::forget(std::int64_t layer) {

@@ -27,8 +27,8 @@ class OwnCodes {
   /// Returns the number of first own rows that have codes.
   std::int64_t tokens() const { return tokens_; }
 
-  /// Returns whether a step of layer 0 should make codes first. All layers have the same tokens
-  /// then.
+  /// Returns whether a step of the first layer that is attention should make codes first. All
+  /// layers of attention have the same tokens then.
   bool due() const;
   /// Makes codes of the rows before the window and gives them to the device. If there is no memory
   /// for them, it tries again when the rows are twice as many. REQUIRES: due, and all steps that
@@ -37,7 +37,7 @@ class OwnCodes {
   /// Rows of a layer have been forgotten: their codes count no more.
   void forget(std::int64_t layer);
   /// The session has rows of another one: they get codes as if making them had just been tried.
-  void start() { tried_ = session_.left_window(0); }
+  void start() { tried_ = session_.left_window(session_.shape.first_attention()); }
 
  private:
   SessionCore& session_;

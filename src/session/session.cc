@@ -101,24 +101,39 @@ bool Session::State::can_step_async(const AttentionStep& step) const {
 }
 
 void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
-  const std::int64_t first = core.own->size(0);
-  if (layer > 0 && core.own->size(layer) + tokens > first) {
+  const std::int64_t first = core.shape.first_attention();
+  const std::int64_t had = core.own->tokens(first);
+  for (const std::int64_t before : {first, core.shape.row_layer_of(layer)}) {
+    const std::int64_t most = core.own->tokens(before);
+    if (layer == before || core.own->tokens(layer) + tokens <= most) continue;
     throw InvalidArgument(fmt::format(
         "attend: layer {} holds {} tokens of the session and gets {} more, beyond the {} "
-        "of layer 0; give each layer the same tokens, layer 0 first",
-        layer, core.own->size(layer), tokens, first));
+        "of layer {}; give each layer the same tokens, layer {} first",
+        layer, core.own->tokens(layer), tokens, most, before, before));
   }
-  for (std::int64_t l = 1; layer == 0 && l < core.shape.layers; ++l) {
-    if (core.own->size(l) == first) continue;
+  for (std::int64_t l = 0; layer == first && l < core.shape.layers; ++l) {
+    const std::int64_t ahead = core.own->tokens(l) - had;
+    if (ahead == 0 || (ahead == tokens && !core.shape.is_attention(l))) continue;
     throw InvalidArgument(
-        fmt::format("attend: layer 0 gets new tokens while layer {} holds {} of its {}; give each "
-                    "layer the same tokens, layer 0 first",
-                    l, core.own->size(l), first));
+        fmt::format("attend: layer {} gets new tokens while layer {} holds {} of its {}; give each "
+                    "layer the same tokens, layer {} first",
+                    first, l, core.own->tokens(l), had, first));
+  }
+}
+
+void Session::State::check_between_steps(std::string_view what) const {
+  for (std::int64_t layer = 1; layer < core.shape.layers; ++layer) {
+    if (core.own->tokens(layer) == core.own->tokens(0)) continue;
+    throw InvalidArgument(
+        fmt::format("{} was called during a step: layer {} holds {} tokens of the session, "
+                    "layer 0 {}; call it between steps",
+                    what, layer, core.own->tokens(layer), core.own->tokens(0)));
   }
 }
 
 void Session::State::take_back(std::int64_t layer, std::int64_t count) {
-  core.own->shrink(layer, count);
+  core.own->take_back(layer, count);
+  if (!core.shape.is_attention(layer)) return;
   own_codes.forget(layer);
   try {
     core.load({layer, layer + 1});
@@ -145,7 +160,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   index.check_index();
   const std::string typed = std::exchange(options.index, index.text());
   for (std::int64_t layer = 0; layer < context->shape().layers; ++layer) {
-    if (context->shape().window_of(layer) > 0) continue;
+    if (!context->shape().attends_all(layer)) continue;
     const auto has_tail = [&](const SegmentIndex* of) {
       return of != nullptr && of->layer(layer).tails[0] != nullptr;
     };
@@ -206,7 +221,7 @@ void Session::check_together(std::span<Session* const> sessions) {
     }
     const SessionCore& first = sessions[0]->state_->core;
     if (s.device.compute() == first.device.compute() &&
-        s.segments[0].store == first.segments[0].store)
+        s.segments[0].states == first.segments[0].states)
       continue;
     throw InvalidArgument(
         fmt::format("attend_together: session {} is over another context, or on another device, "
@@ -237,7 +252,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
                  reads ? std::min(step.tokens, most_step_tokens) : step.tokens);
   }
   for (Session* session : sessions) {
-    if (!reads && step.layer == 0) session->state_->code_own();
+    if (!reads && step.layer == shape.first_attention()) session->state_->code_own();
   }
   const bool async = sessions.size() == 1 && one.can_step_async(step);
   for (Session* session : sessions) {
@@ -255,7 +270,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   for (Session* session : sessions) {
     State& s = *session->state_;
     steps.push_back(s.new_step(sessions.size() > 1 ? std::ssize(steps) : -1));
-    before.push_back({s.core.own->size(step.layer), s.core.stats, s.core.times(step.layer)});
+    before.push_back({s.core.own->tokens(step.layer), s.core.stats, s.core.times(step.layer)});
   }
   try {
     // Reading tokens do not move the window, so it matters how they are cut: alike on all devices.
@@ -287,22 +302,55 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   }
 }
 
+void Session::advance(std::int64_t layer, std::int64_t tokens, std::span<const float> state) {
+  State& s = *state_;
+  s.core.check_usable();
+  const LayerStates& own = *s.core.own;
+  own.values(layer);  // checks the layer
+  // It goes ahead of the layers of attention, or follows them.
+  const std::int64_t first = own.tokens(s.core.shape.first_attention());
+  if (own.tokens(layer) > first ||
+      (own.tokens(layer) < first && own.tokens(layer) + tokens > first)) {
+    throw InvalidArgument(
+        fmt::format("advance: layer {} holds {} tokens of the session and gets {} more, while "
+                    "layer {} holds {}; give each layer the same tokens",
+                    layer, own.tokens(layer), tokens, s.core.shape.first_attention(), first));
+  }
+  s.core.own->advance(layer, tokens, state);
+}
+
+std::span<const float> Session::state(std::int64_t layer) const {
+  const SessionCore& core = state_->core;
+  const std::span<const float> own = core.own->values(layer);
+  return own.empty() ? core.context->state(layer) : own;
+}
+
+void Session::snapshot() {
+  state_->check_between_steps("snapshot");
+  state_->core.own->snapshot();
+}
+
+std::int64_t Session::reachable(std::int64_t own_tokens) const {
+  return state_->core.own->reachable(own_tokens);
+}
+
 void Session::truncate(std::int64_t own_tokens) {
   State& s = *state_;
   s.settle();
   s.core.check_usable();
   for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
-    if (own_tokens >= 0 && own_tokens <= s.core.own->size(layer)) continue;
+    if (own_tokens >= 0 && own_tokens <= s.core.own->tokens(layer)) continue;
     throw InvalidArgument(fmt::format("truncate to {} own tokens; layer {} of the session has {}",
-                                      own_tokens, layer, s.core.own->size(layer)));
+                                      own_tokens, layer, s.core.own->tokens(layer)));
   }
+  s.core.own->check_reachable(own_tokens);
   for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
-    if (s.core.own->size(layer) > own_tokens) s.take_back(layer, own_tokens);
+    if (s.core.own->tokens(layer) > own_tokens) s.take_back(layer, own_tokens);
   }
 }
 
 std::int64_t Session::tokens() const { return state_->core.context->tokens() + own_tokens(); }
-std::int64_t Session::own_tokens() const { return state_->core.own->size(0); }
+std::int64_t Session::own_tokens() const { return state_->core.own->tokens(0); }
 const Context& Session::context() const { return *state_->core.context; }
 const RetrievalOptions& Session::options() const { return state_->core.options; }
 const Device& Session::device() const { return state_->core.device; }

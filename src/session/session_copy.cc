@@ -25,8 +25,11 @@ std::string difference(const AttentionShape& rows, const AttentionShape& session
   compare("scale", rows.softmax_scale(), session.softmax_scale());
   compare("softcap", rows.softcap, session.softcap);
   compare("chunks of", rows.chunk_len, session.chunk_len);
-  for (std::int64_t l = 0; text.empty() && l < rows.layers; ++l)
+  for (std::int64_t l = 0; text.empty() && l < rows.layers; ++l) {
     compare("a window of", rows.window_of(l), session.window_of(l));
+    compare("a layer with the rows of layer", rows.row_layer_of(l), session.row_layer_of(l));
+    compare("a state of", rows.state_size_of(l), session.state_size_of(l));
+  }
   return text;
 }
 
@@ -54,17 +57,12 @@ std::shared_ptr<const Context> Session::own_rows() const {
   State& s = *state_;
   s.settle();
   s.core.check_usable();
-  for (std::int64_t layer = 1; layer < s.core.shape.layers; ++layer) {
-    if (s.core.own->size(layer) == s.core.own->size(0)) continue;
-    throw InvalidArgument(
-        fmt::format("own_rows was called during a step: layer {} holds {} tokens of the session, "
-                    "layer 0 {}; call it between steps",
-                    layer, s.core.own->size(layer), s.core.own->size(0)));
-  }
-  const auto rows = std::make_shared<RowStore>(s.core.shape, s.core.own->dtype(),
-                                               s.core.own->size(0), 0, "session's rows");
-  rows->copy_from(*s.core.own);
-  return Context(s.core.shape, {.store = rows, .tokens_before = s.core.context->tokens()})
+  s.check_between_steps("own_rows");
+  const auto own = std::make_shared<LayerStates>(s.core.shape, s.core.context->dtype(),
+                                                 s.core.own->tokens(0), 0, "session's rows");
+  own->copy_from(*s.core.own);
+  own->freeze();
+  return Context(s.core.shape, {.states = own, .tokens_before = s.core.context->tokens()})
       .with_index("exact");
 }
 
@@ -72,17 +70,19 @@ void Session::resume(const Context& own_rows) {
   State& s = *state_;
   s.settle();
   s.core.check_usable();
-  if (s.core.own->size(0) > 0) {
+  if (s.core.own->tokens(0) > 0) {
     throw InvalidArgument(
         fmt::format("resume: the session has {} tokens of its own; give the rows to a new one",
-                    s.core.own->size(0)));
+                    s.core.own->tokens(0)));
   }
-  const RowStore& rows = *own_rows.segment_->store;
+  const LayerStates& states = *own_rows.segment_->states;
+  const RowStore& rows = states.rows();
   if (const std::string other = difference(own_rows.shape(), s.core.shape); !other.empty())
     throw InvalidArgument("resume: the rows' attention shape differs from the session's: " + other);
-  if (rows.dtype() != s.core.own->dtype()) {
+  const RowStore& own = s.core.own->rows();
+  if (rows.dtype() != own.dtype()) {
     throw InvalidArgument(fmt::format("resume: rows in {}; the session's are in {}",
-                                      rows.dtype().name(), s.core.own->dtype().name()));
+                                      rows.dtype().name(), own.dtype().name()));
   }
   const std::int64_t before = own_rows.segment_->tokens_before;
   if (before >= 0 && before != s.core.context->tokens()) {
@@ -90,17 +90,17 @@ void Session::resume(const Context& own_rows) {
         "resume: the rows came after {} tokens of a context; the session's context has {}", before,
         s.core.context->tokens()));
   }
-  if (!rows.has_channels_of(*s.core.own)) {
+  if (!rows.has_channels_of(own)) {
     throw InvalidArgument(
         "resume: the keys of these rows have other scales or another bias than the context's keys; "
         "give rows of a session over this context");
   }
-  if (own_rows.tokens() > s.core.own->capacity()) {
+  if (own_rows.tokens() > own.capacity()) {
     throw InvalidArgument(fmt::format("resume: {} tokens in a session with capacity for {}",
-                                      own_rows.tokens(), s.core.own->capacity()));
+                                      own_rows.tokens(), own.capacity()));
   }
   try {
-    s.core.own->copy_from(rows);
+    s.core.own->copy_from(states);
     s.own_codes.start();
     s.core.load({0, s.core.shape.layers});
   } catch (...) {

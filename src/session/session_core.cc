@@ -44,17 +44,17 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
       shape(context->shape()),
       spec(session_shape(shape, options, context->tokens())),
       schedule(options, shape.layers, context->tokens()),
-      own(std::make_shared<RowStore>(shape, context->dtype(), options.capacity,
-                                     options.memory_budget, "session")),
-      segments{frozen, {.first = context->tokens(), .store = own}},
+      own(std::make_shared<LayerStates>(shape, context->dtype(), options.capacity,
+                                        options.memory_budget, "session")),
+      segments{frozen, {.first = context->tokens(), .states = own}},
       indices{segments[0].find(options.index), nullptr},
       tail(segments[0].find(options.tail)),
       step_times(static_cast<std::size_t>(shape.layers)) {
   load_spans.reserve(static_cast<std::size_t>(shape.kv_heads));
   if (indices[0] != nullptr && !indices[0]->spec.factory().traits().finds) indices[1] = indices[0];
-  own->use_channels(*segments[0].store, context->tokens());
+  own->rows().use_channels(segments[0].states->rows(), context->tokens());
   spec.rows = context->dtype();
-  spec.context = segments[0].store;
+  spec.context = segments[0].row_store();
   if (!device.compute()->takes_rows(context->dtype())) {
     throw InvalidArgument(
         "a session on a CUDA device reads rows in bf16, q8 and q4; the context "
@@ -124,7 +124,7 @@ bool SessionCore::searches(std::int64_t layer, std::int64_t end) const {
 
 std::int64_t SessionCore::left_window(std::int64_t layer) const {
   const std::int64_t begin = CausalWindow{spec.window, spec.sinks}.begin(position(layer));
-  return std::clamp<std::int64_t>(begin - context->tokens(), 0, own->size(layer));
+  return std::clamp<std::int64_t>(begin - context->tokens(), 0, own->tokens(layer));
 }
 
 void SessionCore::count_search(std::int64_t layer, double seconds) {
@@ -142,8 +142,11 @@ void SessionCore::load(PositionRange layers) {
   load_spans.clear();
   const auto lock = device.compute()->lock();
   for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-      load_spans.push_back({segments.back().rows(layer, head), segments.back().first});
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+      const RowsView none{};  // of a recurrence
+      load_spans.push_back({shape.is_attention(layer) ? segments.back().rows(layer, head) : none,
+                            segments.back().first});
+    }
   }
   backend.window->load(layers.begin, load_spans);
 }

@@ -10,7 +10,7 @@
 #include "src/device/compute_device.h"
 #include "src/device/decode_backend.h"
 #include "src/session/row_schedule.h"
-#include "src/store/row_store.h"
+#include "src/store/layer_states.h"
 #include "topkv/context.h"
 #include "topkv/device.h"
 #include "topkv/session.h"
@@ -30,7 +30,7 @@ struct SessionCore {
   SessionCore& operator=(const SessionCore&) = delete;
 
   /// Returns the position of the layer's next token.
-  std::int64_t position(std::int64_t layer) const { return context->tokens() + own->size(layer); }
+  std::int64_t position(std::int64_t layer) const { return context->tokens() + own->tokens(layer); }
   /// Returns the rows of a segment that the queries of this pass (chunk_passes.h) meet, counted
   /// within the segment.
   PositionRange seen_of(const Segment& segment, std::int64_t layer) const;
@@ -61,8 +61,8 @@ struct SessionCore {
   AttentionShape shape;
   SessionShape spec;
   RowSchedule schedule;
-  std::shared_ptr<RowStore> own;  // rows of the session's own tokens
-  std::vector<Segment> segments;  // the context's, then the session's own
+  std::shared_ptr<LayerStates> own;  // what the layers keep of the session's own tokens
+  std::vector<Segment> segments;     // the context's, then the session's own
   /// The number of first segments whose rows are searched, or scanned. Own rows are not if they are
   /// all attended.
   std::size_t searched_segments = 1;

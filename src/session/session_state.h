@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "src/session/async_stepper.h"
@@ -35,12 +36,15 @@ struct Session::State {
     core.release_backend();
   }
 
-  /// Throws InvalidArgument unless a layer may take `tokens` tokens now: layer 0 takes new tokens
-  /// when every layer has the last ones, and the other layers follow it.
+  /// Throws InvalidArgument unless a layer may attend `tokens` new tokens now. The first layer of
+  /// attention takes new tokens when every layer has the last ones, and the other layers follow it.
+  /// A recurrence may have the new tokens already.
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
+  /// Throws InvalidArgument when layers hold different numbers of tokens. what: the call.
+  void check_between_steps(std::string_view what) const;
   /// Keeps the first `count` own tokens of a layer and forgets all later ones.
   void take_back(std::int64_t layer, std::int64_t count);
-  /// Before a step of layer 0: makes codes of own rows, if there are enough.
+  /// Before a step of the first layer of attention: makes codes of own rows, if there are enough.
   void code_own();
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();

@@ -103,13 +103,16 @@ void append_rows(const Step& step) {
   const std::int64_t layer = step.step.layer;
   const AttentionStep& given = step.given;
   check_finite(step, "q", given.q, given.tokens, of.shape.q_heads);
-  if (const std::int64_t rows = given.kv_count(); rows > 0) {
+  const std::int64_t rows = given.kv_count();
+  if (!of.shape.has_rows(layer)) {
+    of.own->rows().extend(layer, rows);
+  } else if (rows > 0) {
     check_finite(step, "K", given.k, rows, of.shape.kv_heads);
     check_finite(step, "V", given.v, rows, of.shape.kv_heads);
     const auto view = [&](const float* x) {
       return TensorView::tokens_first(x, DType::f32, rows, of.shape.kv_heads, of.shape.head_dim);
     };
-    of.own->append(layer, view(given.k), view(given.v));
+    of.own->rows().append(layer, view(given.k), view(given.v));
   }
   of.times(layer).append += watch.seconds();
 }
@@ -167,7 +170,7 @@ AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, 
   if (step.lse != nullptr) part.lse += begin * shape.q_heads;
   part.kv_first = 0;
   part.kv_tokens = reads ? 0 : tokens;
-  if (!reads) {
+  if (!reads && step.k != nullptr) {
     part.k += begin * shape.kv_heads * shape.head_dim;
     part.v += begin * shape.kv_heads * shape.head_dim;
   }

@@ -94,7 +94,8 @@ AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, 
 /// caller holds the device's lock.
 void begin_step(Step& step);
 
-/// Appends the rows of a step's tokens to the session's own, unless K and V have no tokens. Throws
+/// Appends the rows of a step's tokens to the session's own, unless K and V have no tokens. A layer
+/// that attends the rows of another layer finds the rows of these tokens there. Throws
 /// InvalidArgument for q, K or V that is not finite.
 void append_rows(const Step& step);
 

@@ -71,13 +71,28 @@ std::int64_t store_half(const std::byte* in, DType in_dtype, const KeyView& half
 
 std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtype) {
   checked_product(shape.head_dim, 8);  // more than an element takes
-  return checked_product(checked_product(shape.layers, shape.kv_heads),
+  return checked_product(checked_product(shape.row_layers(), shape.kv_heads),
                          dtype.row_bytes(shape.head_dim));
+}
+
+std::vector<RowStore::Place> RowStore::places(const AttentionShape& shape) {
+  std::vector<Place> places;
+  std::int64_t arrays = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::int64_t of = shape.row_layer_of(layer);
+    if (shape.has_rows(layer)) {
+      places.push_back({layer, arrays++});
+    } else {
+      places.push_back({of, of < layer ? places[static_cast<std::size_t>(of)].arrays : -1});
+    }
+  }
+  return places;
 }
 
 RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity,
                    std::int64_t budget, std::string owner)
-    : kv_heads_(shape.kv_heads),
+    : places_(places(shape)),
+      kv_heads_(shape.kv_heads),
       head_dim_(shape.head_dim),
       dtype_(dtype),
       capacity_(capacity),
@@ -104,7 +119,7 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
     array_bytes_[half] = round_up(array, array >= huge_page ? huge_page : small_page);
   }
   region_ = Region(checked_product(array_bytes_[0] + array_bytes_[1],
-                                   checked_product(shape.layers, shape.kv_heads)));
+                                   checked_product(shape.row_layers(), shape.kv_heads)));
   arrays_ = region_.data();
   if (in_blocks(dtype.keys)) {
     channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
@@ -114,7 +129,8 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
 
 RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
                    const std::byte* arrays, std::shared_ptr<void> owner)
-    : kv_heads_(shape.kv_heads),
+    : places_(places(shape)),
+      kv_heads_(shape.kv_heads),
       head_dim_(shape.head_dim),
       dtype_(dtype),
       capacity_(tokens),
@@ -132,11 +148,12 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t toke
     channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
                      1.0F);
   }
-  for (auto& size : sizes_) size.store(tokens, std::memory_order_release);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) set_size(layer, tokens);
 }
 
 std::byte* RowStore::array(std::int64_t layer, std::int64_t kv_head, Half half) const {
-  return arrays_ + (layer * kv_heads_ + kv_head) * (array_bytes_[0] + array_bytes_[1]) +
+  return arrays_ +
+         (place(layer).arrays * kv_heads_ + kv_head) * (array_bytes_[0] + array_bytes_[1]) +
          (half == Half::values ? array_bytes_[0] : 0);
 }
 
@@ -157,7 +174,7 @@ KeyView RowStore::view(std::int64_t layer, std::int64_t kv_head, Half half) cons
 
 float* RowStore::channels(std::int64_t layer) const {
   if (channels_.empty()) return nullptr;
-  return const_cast<float*>(channels_.data()) + layer * kv_heads_ * head_dim_;
+  return const_cast<float*>(channels_.data()) + row_layer(layer) * kv_heads_ * head_dim_;
 }
 
 void RowStore::set_bias(std::shared_ptr<const std::vector<float>> bias,
@@ -168,7 +185,7 @@ void RowStore::set_bias(std::shared_ptr<const std::vector<float>> bias,
 }
 
 const float* RowStore::bias(std::int64_t layer) const {
-  return bias_ ? bias_->data() + layer * kv_heads_ * 3 * head_dim_ : nullptr;
+  return bias_ ? bias_->data() + row_layer(layer) * kv_heads_ * 3 * head_dim_ : nullptr;
 }
 
 void RowStore::use_channels(const RowStore& other, std::int64_t first_position) {
@@ -185,7 +202,7 @@ bool RowStore::has_channels_of(const RowStore& other) const {
 void RowStore::forget_channels() {
   if (channels_chosen_) return;
   for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer) {
-    if (size(layer) == 0 && !channels_.empty())
+    if (size(layer) == 0 && has_rows(layer) && !channels_.empty())
       std::fill_n(channels(layer), kv_heads_ * head_dim_, 1.0F);
   }
 }
@@ -214,6 +231,12 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   if (layer < 0 || layer >= static_cast<std::int64_t>(sizes_.size())) {
     throw InvalidArgument(
         fmt::format("layer {} of a {} with {} layers", layer, owner_, sizes_.size()));
+  }
+  if (!has_rows(layer)) {
+    throw InvalidArgument(fmt::format(
+        "layer {} of a {} has no rows of its own: it {}; give no K and V for it", layer, owner_,
+        row_layer(layer) == layer ? std::string("keeps a recurrent state")
+                                  : fmt::format("attends the rows of layer {}", row_layer(layer))));
   }
   check_tensor(keys, "keys", keys.tokens, kv_heads_, head_dim_);
   check_tensor(values, "values", keys.tokens, kv_heads_, head_dim_);
@@ -280,6 +303,7 @@ void RowStore::copy_from(const RowStore& other) {
   const auto copy = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t layer = i / (kv_heads_ * 2);
+      if (!has_rows(layer)) continue;
       const std::int64_t head = i / 2 % kv_heads_;
       const Half half = i % 2 == 0 ? Half::keys : Half::values;
       const std::byte* from = other.array(layer, head, half);
@@ -300,7 +324,8 @@ void RowStore::copy_from(const RowStore& other) {
 
 std::int64_t RowStore::bytes() const {
   std::int64_t tokens = 0;
-  for (const auto& size : sizes_) tokens += size;
+  for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer)
+    tokens += has_rows(layer) ? size(layer) : 0;
   return tokens * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
 }
 

@@ -8,6 +8,10 @@
 // memory. (With K and V of a row side by side the prefetchers fetched the values too: half the
 // speed, measured.) A retrieved row costs two random reads instead of one, of few.
 //
+// A layer that attends the rows of another layer (AttentionShape::row_layer) has no arrays: its
+// views are of the other layer's, with a number of tokens of its own. A layer with a recurrent
+// state has nothing here (layer_states.h).
+//
 // Address space for `capacity` tokens is reserved up front, so rows never move: indices read keys
 // in place. Memory is committed as rows arrive: in small pages while an array is shorter than a
 // huge page (a session of a few tokens would otherwise commit one for each of its arrays), in huge
@@ -36,8 +40,9 @@ class RowStore {
   RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity, std::int64_t budget,
            std::string owner);
 
-  /// Rows that are there already and stay as they are: `tokens` of every layer, laid out as arrays
-  /// are (below), each padded to a multiple of 4096 bytes. Whoever owns them is kept as long.
+  /// Rows that are there already and stay as they are: `tokens` of every layer that has rows, laid
+  /// out as arrays are (below), each padded to a multiple of 4096 bytes. Whoever owns them is kept
+  /// as long.
   RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens, const std::byte* arrays,
            std::shared_ptr<void> owner);
 
@@ -74,7 +79,8 @@ class RowStore {
   void use_channels(const RowStore& other, std::int64_t first_position);
   /// Whether scales, bias and first position are the other's. REQUIRES: same shape and dtype.
   bool has_channels_of(const RowStore& other) const;
-  /// The layer's next tokens have been put in its arrays. REQUIRES: room for them.
+  /// The layer's next tokens have been put in its arrays, or, if it attends the rows of another
+  /// layer, are among the rows of that layer. REQUIRES: room for them.
   void extend(std::int64_t layer, std::int64_t tokens);
   /// Forgets the layer's tokens from number `tokens` on.
   void shrink(std::int64_t layer, std::int64_t tokens);
@@ -95,6 +101,12 @@ class RowStore {
   }
   std::int64_t capacity() const { return capacity_; }
   KvDType dtype() const { return dtype_; }
+  /// The layer whose rows a layer attends: itself, or an earlier one.
+  std::int64_t row_layer(std::int64_t layer) const { return place(layer).row_layer; }
+  /// Whether a layer has rows of its own.
+  bool has_rows(std::int64_t layer) const {
+    return place(layer).arrays >= 0 && row_layer(layer) == layer;
+  }
   /// Bytes of all rows that are there.
   std::int64_t bytes() const;
   /// The rows of one (layer, KV head); the address stays for the store's life.
@@ -102,6 +114,13 @@ class RowStore {
 
  private:
   enum class Half : std::int64_t { keys, values };
+  /// Where the rows are that a layer attends.
+  struct Place {
+    std::int64_t row_layer = 0;
+    std::int64_t arrays = -1;  // the number of the layer's arrays; -1: a recurrent state
+  };
+  static std::vector<Place> places(const AttentionShape& shape);
+  const Place& place(std::int64_t layer) const { return places_[static_cast<std::size_t>(layer)]; }
   std::byte* array(std::int64_t layer, std::int64_t kv_head, Half half) const;
   KeyView view(std::int64_t layer, std::int64_t kv_head, Half half) const;
   /// Of a layer's first tokens.
@@ -112,6 +131,7 @@ class RowStore {
   /// Before rows of a layer up to number `tokens` are written.
   void choose_pages(std::int64_t tokens);
 
+  std::vector<Place> places_;  // per layer
   std::int64_t kv_heads_;
   std::int64_t head_dim_;
   KvDType dtype_;
@@ -120,7 +140,7 @@ class RowStore {
   std::int64_t half_bytes_[2];                      // of one K, one V
   std::int64_t array_bytes_[2];                     // of one array of each, padded to whole pages
   Region region_;                                   // none: somebody else's memory
-  std::byte* arrays_ = nullptr;                     // [layers, kv_heads, keys then values]
+  std::byte* arrays_ = nullptr;                     // [arrays, kv_heads, keys then values]
   std::vector<float> channels_;                     // [layers, kv_heads, head_dim], or none
   bool channels_chosen_ = false;                    // for good
   std::shared_ptr<const std::vector<float>> bias_;  // [layers, kv_heads, 3, head_dim]; null: none

@@ -386,8 +386,8 @@ TEST(BadFiles, TablesOfContexts) {
   refused("no bytes", "", {"is not a context file", "0 bytes", "a header alone has 64"});
   refused("another kind of file", "GGUF" + whole.substr(4),
           {"is not a context file", "first bytes", "topkv prefill"});
-  refused("of another version", changed(8, std::uint32_t{2}),
-          {"has version", "2", "reads version 1"});
+  refused("of another version", changed(8, std::uint32_t{3}),
+          {"has version", "3", "reads versions 1 to 2"});
   refused("a header of another size", changed(12, std::uint32_t{128}),
           {"its header says", "128 bytes", "expected 64"});
   refused("bytes of the header that are not known", changed(48, std::uint64_t{1}),
@@ -411,7 +411,7 @@ TEST(BadFiles, TablesOfContexts) {
   refused("flags that are not known", changed(64 + 48 + 4, std::uint32_t{3}),
           {"section 1 of 3", "flags 3", "0 or 1"});
   refused("a kind that is not known", fuzz::file_of_sections(list + section(77, "x")),
-          {"a section of kind 77", "does not know and cannot skip", "expected kinds 1 to 9"});
+          {"a section of kind 77", "does not know and cannot skip", "expected kinds 1 to 10"});
   refused("no sections", fuzz::file_of_sections(""),
           {"first section", "is none", "expected the description"});
   refused("no description", fuzz::file_of_sections(section(4, row)),
@@ -435,6 +435,26 @@ TEST(BadFiles, TablesOfContexts) {
           fuzz::file_of_sections(section(1, description) + section(4, row) +
                                  section(5, std::string("\0\0\x80\x7f", 4) + row.substr(4))),
           {"V of layer 0, KV head 0", "token 0 is not finite", "expected"});
+  const std::string hybrid = [&] {
+    std::string text = description;
+    text.replace(text.find("\"layers\": 1"), 11, "\"layers\": 2, \"state_size\": [0, 1]");
+    return section(1, text) + section(4, row) + section(5, row);
+  }();
+  const auto state = [&](const std::vector<std::int64_t>& tokens, float value) {
+    std::string bytes = gguf::bytes(static_cast<std::int64_t>(tokens.size()));
+    for (const std::int64_t token : tokens) bytes += gguf::bytes(token);
+    for (std::size_t i = 0; i < tokens.size(); ++i) bytes += gguf::bytes(value);
+    return hybrid + section(10, bytes, 1);
+  };
+  EXPECT_EQ(load_context(folder.write("c.tkv", fuzz::file_of_sections(state({1}, 2))))
+                .context->state(1)[0],
+            2);
+  refused("no recurrent state", fuzz::file_of_sections(hybrid),
+          {"the recurrent state of layer 1 is missing", "it has 2 sections", "expected 3"});
+  refused("a recurrent state of another token", fuzz::file_of_sections(state({2}, 2)),
+          {"the recurrent state of layer 1", "its last state stands for 2 tokens", "expected 1"});
+  refused("recurrent states of one token", fuzz::file_of_sections(state({1, 1}, 2)),
+          {"the recurrent state of layer 1", "state 1 stands for 1 tokens", "expected more than 1"});
   refused("token ids too few",
           fuzz::file_of_sections(section(1, description) + section(2, "12") + section(4, row) +
                                  section(5, row)),

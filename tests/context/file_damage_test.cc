@@ -36,9 +36,9 @@ class Changed {
  public:
   explicit Changed(const TempDirectory& folder, std::int64_t tokens = 40,
                    const std::vector<std::string>& indices = stored_indices(), KvDType dtype = {},
-                   const std::vector<float>& key_bias = {})
+                   const std::vector<float>& key_bias = {}, const AttentionShape& shape = small())
       : path_(folder.path() / "c.tkv") {
-    const auto context = saved_context(small(), tokens, dtype, indices, key_bias);
+    const auto context = saved_context(shape, tokens, dtype, indices, key_bias);
     ContextOrigin origin{.model = "m", .made_with = "t"};
     for (Token t = 0; t < tokens; ++t) origin.tokens.push_back(t);
     save_context(*context, path_, origin);
@@ -204,7 +204,7 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
   // Anywhere but before the description and amid the rows, which are mapped as one.
   table.sections.pop_back();
   contents.pop_back();
-  for (const std::uint32_t kind : {0U, 10U, 99U}) {
+  for (const std::uint32_t kind : {0U, 11U, 99U}) {
     for (std::size_t at = 0; at <= file.table().sections.size(); ++at) {
       FileTable more = table;
       more.sections.insert(more.sections.begin() + static_cast<std::ptrdiff_t>(at),
@@ -259,6 +259,10 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   with("\"chunk_len\": 0", "\"sliding_window\": [1, 2], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": [-1], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": {}, \"chunk_len\": 0");
+  for (const std::string value : {"[1]", "[-1]", "[0, 0]", "[0.5]", "{}", "0"})
+    with("\"chunk_len\": 0", "\"row_layer\": " + value + ", \"chunk_len\": 0");
+  for (const std::string value : {"[1]", "[-1]", "[0, 1]", "[1e300]", "{}", "[1099511627777]"})
+    with("\"chunk_len\": 0", "\"state_size\": " + value + ", \"chunk_len\": 0");
   // Heads that do not serve "mean": of a later version, it may be, but what they hold does not fit.
   const auto with_codes = [&](const std::string& spec) {
     std::string changed = text;
@@ -290,6 +294,51 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   }());
   expect_refused(file, "2^41 sections");
   with("\"spec\": \"mean\"", "\"spec\": \"exact\"");
+}
+
+TEST(DamagedContextFile, RecurrentStatesThatAreNotOfTheContext) {
+  const TempDirectory folder;
+  AttentionShape shape = small();
+  shape.layers = 4;
+  shape.row_layer = {0, 1, 0, 3};
+  shape.state_size = {0, 0, 0, 5};
+  const Changed file(folder, 40, {"mean"}, {}, {}, shape);
+  EXPECT_EQ(load_context(file.path()).context->state(3)[4], test::state_after(shape, 3, 40)[4]);
+  const auto found = std::ranges::find(file.table().sections, SectionKind::state, &Section::kind);
+  const auto number = static_cast<std::size_t>(found - file.table().sections.begin());
+  const auto section = [](const std::vector<std::int64_t>& tokens, std::vector<float> values) {
+    const auto count = std::ssize(tokens);
+    std::string bytes(8 + tokens.size() * 8 + values.size() * 4, '\0');
+    std::memcpy(bytes.data(), &count, 8);
+    if (count > 0) std::memcpy(bytes.data() + 8, tokens.data(), tokens.size() * 8);
+    std::memcpy(bytes.data() + 8 + tokens.size() * 8, values.data(), values.size() * 4);
+    return bytes;
+  };
+  const auto with = [&](const std::string& bytes, const char* what) {
+    file.write_with(number, bytes);
+    expect_refused(file, what);
+  };
+  const std::vector<float> one(5, 1.0F);
+  const std::vector<float> two(10, 1.0F);
+  with(section({}, {}), "no state");
+  with(section({39}, one), "of another token");
+  with(section({40, 41}, two), "beyond the last token");
+  with(section({40, 40}, two), "a token twice");
+  with(section({0, 40}, two), "of no token");
+  with(section({-1, 40}, two), "of a token before the first");
+  with(section({20, 40}, one), "values are missing");
+  with(section({40}, two), "values that nothing names");
+  with(section({40}, {1, 1, 1, 1, std::numeric_limits<float>::infinity()}), "infinity");
+  with(std::string(8, '\x7f'), "more tokens than bytes");
+  file.write_with(number, section({20, 40}, two));
+  verify_context(file.path());
+  EXPECT_EQ(load_context(file.path()).context->memory().states_bytes, 2 * 5 * 4);
+  for (const std::string size : {"4", "6", "1099511627776"}) {
+    std::string text = file.content(0);
+    const auto at = text.find("5", text.find("state_size"));
+    file.write_with(0, text.replace(at, 1, size));
+    expect_refused(file, "state_size " + size);
+  }
 }
 
 /// The same of indices, each with sections for every layer and head, and a place in memory for

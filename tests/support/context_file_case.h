@@ -19,6 +19,13 @@ inline AttentionShape file_shape() {
   return {.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 64, .sliding_window = {0, 8, 0}};
 }
 
+/// The recurrent state that tests give a layer after a number of tokens.
+inline std::vector<float> state_after(const AttentionShape& shape, std::int64_t layer,
+                                      std::int64_t tokens) {
+  return reference::random_floats(shape.state_size_of(layer),
+                                  static_cast<unsigned>(tokens * shape.layers + layer));
+}
+
 /// A context of so many tokens, which a prefill gave, with these indices.
 inline std::shared_ptr<const Context> saved_context(const AttentionShape& shape,
                                                     std::int64_t tokens, KvDType dtype,
@@ -35,12 +42,16 @@ inline std::shared_ptr<const Context> saved_context(const AttentionShape& shape,
       const auto k = reference::random_bf16(count * shape.kv_heads * shape.head_dim, 3 * seed + 1);
       const auto v = reference::random_bf16(count * shape.kv_heads * shape.head_dim, 3 * seed + 2);
       std::vector<float> out(q.size());
+      if (!shape.is_attention(layer)) {
+        builder.advance(layer, count, state_after(shape, layer, at + count));
+        continue;
+      }
       AttentionStep given;
       given.layer = layer;
       given.tokens = count;
       given.q = q.data();
-      given.k = k.data();
-      given.v = v.data();
+      given.k = shape.has_rows(layer) ? k.data() : nullptr;
+      given.v = shape.has_rows(layer) ? v.data() : nullptr;
       given.out = out.data();
       builder.attend(given);
     }

@@ -79,7 +79,8 @@ class Place {
 
 /// q, k and v of `total` tokens in every layer. Queries are exact in bf16, in which a device takes
 /// them; keys and values are not. Queries are large, so that single rows weigh much. With chunks
-/// q_next and q_far have nothing to do with q: who takes the wrong one is far off.
+/// q_next and q_far have nothing to do with q: who takes the wrong one is far off. A layer that
+/// attends the rows of another layer has the k and v of that layer.
 class TokenStream {
  public:
   using Visible = std::function<bool(std::int64_t row)>;
@@ -93,8 +94,9 @@ class TokenStream {
         q_next.push_back(reference::random_bf16(total * q_width(), at + 1000, 2.0F));
         q_far.push_back(reference::random_bf16(total * q_width(), at + 1001, 2.0F));
       }
-      k.push_back(reference::random_floats(total * kv_width(), at + 1));
-      v.push_back(reference::random_floats(total * kv_width(), at + 2));
+      const unsigned rows_at = seed + static_cast<unsigned>(shape.row_layer_of(l)) * 10;
+      k.push_back(reference::random_floats(total * kv_width(), rows_at + 1));
+      v.push_back(reference::random_floats(total * kv_width(), rows_at + 2));
       for (std::int64_t head = 0; head < shape.kv_heads; ++head) rows_.push_back(rounded(l, head));
     }
   }
@@ -136,7 +138,7 @@ class TokenStream {
                                              shape.kv_heads, shape.head_dim);
     };
     for (std::int64_t l = 0; l < shape.layers; ++l)
-      builder.append(l, view(k[at(l)]), view(v[at(l)]));
+      if (shape.has_rows(l)) builder.append(l, view(k[at(l)]), view(v[at(l)]));
     return builder.freeze();
   }
 

@@ -74,7 +74,7 @@ class Decoder {
 };
 
 bool retrieves(const AttentionShape& shape, const RetrievalOptions& options, std::int64_t layer) {
-  return shape.window_of(layer) == 0 && layer >= options.dense_layers;
+  return shape.attends_all(layer) && layer >= options.dense_layers;
 }
 
 // Bytes that a token must read, without what several heads might share.

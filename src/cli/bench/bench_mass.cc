@@ -43,7 +43,7 @@ std::vector<AttentionMass> attention_mass(const Context& context,
   std::set<LayerKind> seen;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     const LayerKind kind = kind_of_layer(layer);
-    if (shape.window_of(layer) > 0 || !seen.insert(kind).second) continue;
+    if (!shape.attends_all(layer) || !seen.insert(kind).second) continue;
     const std::vector<float> queries =
         some_queries(layers[static_cast<std::size_t>(layer)], shape, context.tokens());
     Partial all(measured_queries, shape.head_dim);

@@ -120,8 +120,7 @@ class Asking {
     sessions.reserve(most_together);  // they stay where they are
     // Of host memory none has taken its own yet when the next one looks at what is free.
     const AttentionShape& shape = loaded_.context->shape();
-    const std::int64_t token_bytes =
-        shape.layers * shape.kv_heads * loaded_.context->dtype().row_bytes(shape.head_dim);
+    const std::int64_t token_bytes = shape.bytes_per_token(loaded_.context->dtype());
     std::int64_t left = available_host_memory();
     while (sessions.size() < std::min(most_together, prompts.size())) {
       const std::int64_t own = std::ssize(tokens[sessions.size()]) + most + 1;

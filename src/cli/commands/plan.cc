@@ -73,6 +73,7 @@ Reading reading_of(const PlanFlags& flags, const PlanRequest& request,
   Reading reading{.host = request.gpu_memory == 0};
   const auto tokens = static_cast<double>(request.tokens);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!shape.is_attention(layer)) continue;
     const auto window = static_cast<double>(shape.window_of(layer));
     const double pairs = window > 0 && window < tokens ? tokens * window : tokens * tokens / 2;
     // A multiplication and an addition for each element of a key, and of a value.

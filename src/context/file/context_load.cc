@@ -27,7 +27,7 @@ bool is_context_file(const std::filesystem::path& path) { return FileTable::begi
 ContextFileInfo context_file_info(const std::filesystem::path& path) {
   const OpenContext open(path);
   const FileMeta& meta = open.meta();
-  ContextFileInfo info{.version = FileTable::version,
+  ContextFileInfo info{.version = open.table().version,
                        .writer = meta.writer,
                        .shape = meta.shape,
                        .dtype = meta.dtype,
@@ -50,6 +50,7 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
     if (section.kind == SectionKind::index || section.kind == SectionKind::tail)
       info.index_bytes += section.bytes;
     if (section.kind == SectionKind::queries) info.queries_bytes += section.bytes;
+    if (section.kind == SectionKind::state) info.states_bytes += section.bytes;
   }
   return info;
 }

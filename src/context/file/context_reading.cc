@@ -68,16 +68,18 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
   stop_ = stop;
   const FileMeta& meta = open_.meta();
   Segment segment;
-  const auto store = options_.mapped ? mapped_rows() : rows_in_memory();
-  read_channels(*store);
-  read_bias(*store);
+  const auto states = options_.mapped ? mapped_states() : states_in_memory();
+  RowStore& rows = states->rows();
+  read_channels(rows);
+  read_bias(rows);
   if (!options_.mapped) {
-    read_rows(*store);
+    read_rows(rows);
     // As rows of a prefill are; never a mapping, which is not written to.
-    const Region& all = store->whole_region();
-    store->keep(options_.device.compute()->lock_pages(all.data(), all.bytes()));
+    const Region& all = rows.whole_region();
+    rows.keep(options_.device.compute()->lock_pages(all.data(), all.bytes()));
   }
-  segment.store = store;
+  read_states(*states);
+  segment.states = states;
   segment.tokens_before = meta.tokens_before;
   if (open_.has().queries) segment.queries = read_queries();
   read_indices(segment);
@@ -93,11 +95,12 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
 
 void ContextReading::check(const std::stop_token& stop) {
   stop_ = stop;
-  const auto store = mapped_rows();
-  read_channels(*store);
-  read_bias(*store);
+  const auto states = mapped_states();
+  read_channels(states->rows());
+  read_bias(states->rows());
+  read_states(*states);
   Segment segment;
-  segment.store = store;
+  segment.states = states;
   for (const Section* section : open_.of(SectionKind::queries)) {
     PrefillQuerySample of_layer(open_.meta().shape);
     read_archive(*section, [&](Archive& archive) {
@@ -106,7 +109,7 @@ void ContextReading::check(const std::stop_token& stop) {
   }
   read_tokens();
   check_indices(segment);
-  check_finite(*store);
+  check_finite(states->rows());
 }
 
 void ContextReading::note(std::int64_t bytes) {
@@ -114,21 +117,21 @@ void ContextReading::note(std::int64_t bytes) {
   read_ += bytes;
 }
 
-std::shared_ptr<RowStore> ContextReading::rows_in_memory() const {
+std::shared_ptr<LayerStates> ContextReading::states_in_memory() const {
   const FileMeta& meta = open_.meta();
-  return std::make_shared<RowStore>(meta.shape, meta.dtype, meta.tokens, options_.memory_budget,
-                                    "context");
+  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, options_.memory_budget,
+                                       "context");
 }
 
-std::shared_ptr<RowStore> ContextReading::mapped_rows() const {
+std::shared_ptr<LayerStates> ContextReading::mapped_states() const {
   const FileMeta& meta = open_.meta();
   // What was checked is what is mapped, whatever has the name by now.
   const ReadableFile& file = open_.file();
   const auto mapped =
       std::make_shared<MappedFile>(MappedFile::of(file.handle(), file.bytes(), file.path()));
   const Section& first = *open_.of(SectionKind::keys).front();
-  return std::make_shared<RowStore>(meta.shape, meta.dtype, meta.tokens,
-                                    mapped->bytes().data() + first.at, mapped);
+  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens,
+                                       mapped->bytes().data() + first.at, mapped);
 }
 
 void ContextReading::read_channels(RowStore& store) {
@@ -189,6 +192,14 @@ void ContextReading::read_rows(RowStore& store) {
   for (std::int64_t layer = 0; layer < open_.meta().shape.layers; ++layer)
     store.extend(layer, open_.meta().tokens);
   check_finite(store);
+}
+
+void ContextReading::read_states(LayerStates& states) {
+  for (const Section* section : open_.of(SectionKind::state)) {
+    read_archive(*section, [&](Archive& archive) {
+      states.transfer_state(section->layer, open_.meta().tokens, archive);
+    });
+  }
 }
 
 void ContextReading::read_archive(const Section& section,

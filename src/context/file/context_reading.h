@@ -38,11 +38,12 @@ class ContextReading {
   bool is_read(const Section& section) const;
   void note(std::int64_t bytes);
 
-  std::shared_ptr<RowStore> rows_in_memory() const;
-  std::shared_ptr<RowStore> mapped_rows() const;
+  std::shared_ptr<LayerStates> states_in_memory() const;
+  std::shared_ptr<LayerStates> mapped_states() const;
   void read_channels(RowStore& store);
   void read_bias(RowStore& store);
   void read_rows(RowStore& store);
+  void read_states(LayerStates& states);
   void check_finite(const RowStore& store) const;
   std::shared_ptr<const PrefillQuerySample> read_queries();
   std::vector<Token> read_tokens();

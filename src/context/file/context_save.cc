@@ -68,13 +68,17 @@ class Saving {
     check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
-    table_.sections =
-        sections_of(meta_, {!origin.tokens.empty(), queries, segment_.store->bias(0) != nullptr});
+    const AttentionShape& shape = meta_.shape;
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+      recurrent_.push_back(segment_.states->state(layer));
+    if (shape.row_layers() < shape.layers) table_.version = FileTable::newest_version;
+    table_.sections = sections_of(
+        meta_, {!origin.tokens.empty(), queries, segment_.states->rows().bias(0) != nullptr});
     table_.sections.insert(table_.sections.begin(),
                            {.kind = SectionKind::meta, .bytes = std::ssize(text_)});
     if (!too_few_sections(meta_, std::ssize(table_.sections)).empty())
       throw InvalidArgument(
-          fmt::format("save: {} indices of {} layers, most of which have windows, are more than a "
+          fmt::format("save: {} indices of {} layers, most of which have no index, are more than a "
                       "file holds; save fewer indices",
                       meta_.indices.size(), meta_.shape.layers));
     for (Section& section : table_.sections) {
@@ -156,9 +160,9 @@ class Saving {
       case SectionKind::tokens:
         return reinterpret_cast<const std::byte*>(origin_.tokens.data());
       case SectionKind::channels:
-        return reinterpret_cast<const std::byte*>(segment_.store->channels(0));
+        return reinterpret_cast<const std::byte*>(segment_.states->rows().channels(0));
       case SectionKind::bias:
-        return reinterpret_cast<const std::byte*>(segment_.store->bias(0));
+        return reinterpret_cast<const std::byte*>(segment_.states->rows().bias(0));
       case SectionKind::keys:
         return segment_.rows(section.layer, section.kv_head).keys.data;
       default:
@@ -169,6 +173,8 @@ class Saving {
   void transfer(const Section& section, Archive& archive) {
     if (section.kind == SectionKind::queries)
       return queries_.fields(section.layer, meta_.tokens, archive);
+    if (section.kind == SectionKind::state)
+      return recurrent_[section.layer].fields(meta_.tokens, archive);
     const SegmentIndex& index = *segment_.indices[section.index];
     const LayerIndex& layer = index.layer(section.layer);
     HeadIndex& head = *layer.heads[section.kv_head];
@@ -181,8 +187,9 @@ class Saving {
   const ContextOrigin& origin_;
   FileMeta meta_;
   std::string text_;
-  PrefillQuerySample
-      queries_;  // a copy: an archive takes what it writes as if it were to change it
+  // Copies: an archive takes what it writes as if it were to change it.
+  PrefillQuerySample queries_;
+  std::vector<RecurrentState> recurrent_;  // per layer
   FileTable table_;
   std::int64_t file_bytes_ = 0;
   std::int64_t bytes_ = 0;
@@ -216,13 +223,16 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
     }
     built.push_back(std::move(index));
   }
-  std::int64_t heads = 0;  // windowed layers have no index
-  for (std::int64_t l = 0; l < shape.layers; ++l)
-    heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
+  std::int64_t heads = 0;  // with an index
+  std::int64_t state_values = 0;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    heads += shape.has_index(l) ? shape.kv_heads : 0;
+    state_values += shape.state_size_of(l);
+  }
   const std::int64_t of_token = RowStore::bytes_per_token(shape, dtype) + heads * of_row +
                                 static_cast<std::int64_t>(sizeof(Token));
-  const std::int64_t fixed =
-      heads * axes * shape.head_dim * shape.head_dim * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t fixed = (heads * axes * shape.head_dim * shape.head_dim + state_values) *
+                             static_cast<std::int64_t>(sizeof(float));
   std::int64_t bytes = 0;
   if (tokens < 0 || __builtin_mul_overflow(of_token, tokens, &bytes) ||
       __builtin_add_overflow(bytes, fixed, &bytes))

@@ -73,9 +73,9 @@ Header read_header(const ReadableFile& file) {
   if (header.checksum != header_checksum(header))
     fail(file, fmt::format("its header is damaged: it has the checksum {:016x}; expected {:016x}",
                            header.checksum, header_checksum(header)));
-  if (header.version != FileTable::version)
-    unsupported(file, fmt::format("has version {} of the format; this topkv reads version {}",
-                                  header.version, FileTable::version));
+  if (header.version < 1 || header.version > FileTable::newest_version)
+    unsupported(file, fmt::format("has version {} of the format; this topkv reads versions 1 to {}",
+                                  header.version, FileTable::newest_version));
   if (header.header_bytes != FileTable::header_bytes || header.unused != 0)
     fail(file,
          fmt::format(
@@ -114,6 +114,8 @@ std::string Section::name() const {
       return "V of " + of_head();
     case SectionKind::queries:
       return fmt::format("queries of layer {}", layer);
+    case SectionKind::state:
+      return fmt::format("the recurrent state of layer {}", layer);
     case SectionKind::index:
       return fmt::format("index {} of {}", index, of_head());
     case SectionKind::tail:
@@ -203,6 +205,7 @@ FileTable FileTable::parse(const ReadableFile& file) {
                      sum, header.table_checksum));
 
   FileTable table;
+  table.version = header.version;
   table.checksums.resize(header.checksums);
   if (header.checksums > 0)
     std::memcpy(table.checksums.data(), bytes.data() + header.sections * section_bytes,
@@ -238,9 +241,10 @@ FileTable FileTable::parse(const ReadableFile& file) {
     end += static_cast<std::uint64_t>(whole_pages(section.bytes));
     blocks_before += static_cast<std::uint64_t>(blocks(section.bytes));
     if (section.required && !is_known(section.kind))
-      unsupported(file, fmt::format("has {}, which this topkv does not know and cannot skip; "
-                                    "expected kinds 1 to {}: a later topkv may have written it",
-                                    section.name(), static_cast<std::uint32_t>(SectionKind::bias)));
+      unsupported(file,
+                  fmt::format("has {}, which this topkv does not know and cannot skip; "
+                              "expected kinds 1 to {}: a later topkv may have written it",
+                              section.name(), static_cast<std::uint32_t>(SectionKind::state)));
     table.sections.push_back(section);
   }
   if (end != whole || blocks_before != header.checksums)

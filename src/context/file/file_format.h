@@ -30,11 +30,12 @@ enum class SectionKind : std::uint32_t {
   queries = 6,   ///< kept queries of a layer (PrefillQuerySample)
   index = 7,     ///< data of an index, for a layer and KV head
   tail = 8,      ///< data of an index's tail, for a layer and KV head
-  bias = 9,  ///< bias of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)
+  bias = 9,    ///< bias of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)
+  state = 10,  ///< recurrent state of a layer, and its snapshots (RecurrentState)
 };
 
 inline bool is_known(SectionKind kind) {
-  return kind >= SectionKind::meta && kind <= SectionKind::bias;
+  return kind >= SectionKind::meta && kind <= SectionKind::state;
 }
 
 /// One section of a file.
@@ -51,7 +52,8 @@ struct Section {
   /// Returns whether a class reads and writes it field by field (Archive). Other sections lie in
   /// memory as they lie in the file.
   bool is_archived() const {
-    return kind == SectionKind::queries || kind == SectionKind::index || kind == SectionKind::tail;
+    return kind == SectionKind::queries || kind == SectionKind::index ||
+           kind == SectionKind::tail || kind == SectionKind::state;
   }
   /// Returns its name for messages, such as "K of layer 3, KV head 1".
   std::string name() const;
@@ -59,13 +61,16 @@ struct Section {
 
 /// The table of a file: where each section lies, and the checksums.
 struct FileTable {
-  static constexpr std::uint32_t version = 1;
+  /// Version 2 has layers without rows of their own: layers that attend the rows of another layer,
+  /// and recurrent states. An older topkv reads version 1 alone.
+  static constexpr std::uint32_t newest_version = 2;
   static constexpr std::int64_t page = 4096;
   static constexpr std::int64_t block = std::int64_t{4} << 20;  // bytes that one checksum covers
   static constexpr std::int64_t header_bytes = 64;
   static constexpr std::int64_t section_bytes = 48;
   static constexpr std::int64_t most_sections = std::int64_t{1} << 24;
 
+  std::uint32_t version = 1;
   std::vector<Section> sections;         ///< in the order of their offsets
   std::vector<std::uint64_t> checksums;  ///< one for each block, section by section
 
@@ -93,8 +98,8 @@ struct FileTable {
   /// Returns whether a file begins as contexts' files do. False if it cannot be read.
   static bool begins(const std::filesystem::path& path);
   /// Reads and checks header, table and checksums. Throws FileError for a file that is not a
-  /// context's, is damaged, or is cut off. Throws Unsupported for another version, and for a
-  /// required section of an unknown kind.
+  /// context's, is damaged, or is cut off. Throws Unsupported for a version beyond newest_version,
+  /// and for a required section of an unknown kind.
   static FileTable parse(const ReadableFile& file);
 };
 

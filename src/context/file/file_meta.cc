@@ -20,17 +20,17 @@ constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
 constexpr std::int64_t most_indices = 1 << 10;
 constexpr std::size_t most_spec_bytes = 1024;
 
-std::vector<std::int64_t> windows_of(const JsonObject& json) {
-  std::vector<std::int64_t> windows;
-  const nlohmann::json* list = json.find("sliding_window");
-  if (list == nullptr) return windows;
-  if (!list->is_array()) json.fail("sliding_window", "a list of tokens, one number for each layer");
+/// Returns a list of numbers, one for each layer. Empty: there is no list of this name.
+std::vector<std::int64_t> of_layers(const JsonObject& json, const char* name, const char* wanted) {
+  std::vector<std::int64_t> numbers;
+  const nlohmann::json* list = json.find(name);
+  if (list == nullptr) return numbers;
+  if (!list->is_array()) json.fail(name, wanted);
   for (const auto& one : *list) {
-    if (!one.is_number_integer() || one < 0 || one > most_tokens)
-      json.fail("sliding_window", "a list of tokens, one number for each layer");
-    windows.push_back(one.get<std::int64_t>());
+    if (!one.is_number_integer() || one < 0 || one > most_tokens) json.fail(name, wanted);
+    numbers.push_back(one.get<std::int64_t>());
   }
-  return windows;
+  return numbers;
 }
 
 std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::filesystem::path& path) {
@@ -89,6 +89,8 @@ std::string write_meta(const FileMeta& meta) {
   json["scale"] = meta.shape.scale;
   json["softcap"] = meta.shape.softcap;
   if (!meta.shape.sliding_window.empty()) json["sliding_window"] = meta.shape.sliding_window;
+  if (!meta.shape.row_layer.empty()) json["row_layer"] = meta.shape.row_layer;
+  if (!meta.shape.state_size.empty()) json["state_size"] = meta.shape.state_size;
   json["chunk_len"] = meta.shape.chunk_len;
   json["kv_dtype"] = meta.dtype.name();
   json["indices"] = nlohmann::ordered_json::array();
@@ -122,7 +124,10 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   constexpr double most = std::numeric_limits<float>::max();
   shape.scale = static_cast<float>(json.number("scale", 0, most));
   shape.softcap = static_cast<float>(json.number("softcap", 0, most));
-  shape.sliding_window = windows_of(json);
+  shape.sliding_window =
+      of_layers(json, "sliding_window", "a list of tokens, one number for each layer");
+  shape.row_layer = of_layers(json, "row_layer", "a list of layers, one number for each layer");
+  shape.state_size = of_layers(json, "state_size", "a list of sizes, one number for each layer");
   shape.chunk_len = json.integer("chunk_len", 0, most_tokens);
   meta.indices = indices_of(json, path);
   meta.model = printable(json.text("model"));

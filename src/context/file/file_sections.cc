@@ -13,17 +13,18 @@
 namespace topkv {
 
 std::string too_few_sections(const FileMeta& meta, std::int64_t sections) {
-  // Rows have two for each layer and KV head.
+  // Rows have two for each KV head of a layer that has rows of its own.
   const AttentionShape& shape = meta.shape;
-  if (shape.layers > sections || shape.kv_heads > sections / (2 * shape.layers))
+  const std::int64_t row_layers = shape.row_layers();
+  if (row_layers > sections || shape.kv_heads > sections / (2 * row_layers))
     return fmt::format("{} layers of {} KV heads", shape.layers, shape.kv_heads);
-  // Indices have one or two for each KV head of a layer that is not windowed. Of others there is a
+  // Indices have one or two for each KV head of a layer that has an index. Of others there is a
   // place in memory, a little larger than a section's in the table.
   constexpr std::int64_t most_places = 16;  // for each section
   const std::int64_t indices = std::ssize(meta.indices);
   std::int64_t whole_layers = 0;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer)
-    whole_layers += shape.window_of(layer) > 0 ? 0 : 1;
+    whole_layers += shape.has_index(layer) ? 1 : 0;
   const auto with_sections = std::ranges::count_if(meta.indices, [](const FileMeta::Index& index) {
     return index.known && (index.heads_of < 0 || index.known->has_tail());
   });
@@ -56,12 +57,15 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
     }
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::int64_t head = 0; shape.has_rows(layer) && head < shape.kv_heads; ++head) {
       add(SectionKind::keys, 0, layer, head,
           meta.tokens * vector_bytes(meta.dtype.keys, shape.head_dim));
       add(SectionKind::values, 0, layer, head,
           meta.tokens * vector_bytes(meta.dtype.values, shape.head_dim));
     }
+  }
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!shape.is_attention(layer)) add(SectionKind::state, 0, layer, 0, 0);
   }
   if (has.queries) {
     for (std::int64_t layer = 0; layer < shape.layers; ++layer)
@@ -72,7 +76,7 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
     if (!index.known) continue;
     const bool has_tail = index.known->has_tail();
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-      if (shape.window_of(layer) > 0) continue;
+      if (!shape.has_index(layer)) continue;
       for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
         if (index.heads_of < 0) add(SectionKind::index, i, layer, head, 0);
         if (has_tail) add(SectionKind::tail, i, layer, head, 0);

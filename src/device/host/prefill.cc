@@ -48,7 +48,9 @@ class HostPrefill final : public DevicePrefill {
     const std::int64_t d = shape_.head_dim;
     const std::int64_t heads = step.tokens * shape_.q_heads;
     const std::int64_t kept = step.kv_count();
-    if (kept > 0) {
+    if (!store_.has_rows(step.layer)) {
+      store_.extend(step.layer, kept);  // the layer whose rows it attends has them
+    } else if (kept > 0) {
       store_.append(step.layer,
                     TensorView::tokens_first(step.k, DType::f32, kept, shape_.kv_heads, d),
                     TensorView::tokens_first(step.v, DType::f32, kept, shape_.kv_heads, d));

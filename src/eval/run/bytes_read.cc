@@ -12,7 +12,7 @@ std::int64_t bytes_of_rows(const Context& context, std::int64_t rows, std::int64
   const AttentionShape& shape = context.shape();
   std::int64_t layers = 0;
   for (std::int64_t layer = first; layer < std::min(end, shape.layers); ++layer) {
-    if (shape.window_of(layer) == 0) ++layers;
+    if (shape.attends_all(layer)) ++layers;
   }
   return layers * shape.kv_heads * rows * context.dtype().row_bytes(shape.head_dim);
 }

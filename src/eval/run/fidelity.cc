@@ -212,7 +212,7 @@ class Comparison {
 
   /// Of the step's last token.
   void measure_spread(const AttentionStep& step) {
-    if (shape_.window_of(step.layer) > 0 || shape_.chunk_len > 0) return;
+    if (!shape_.attends_all(step.layer) || shape_.chunk_len > 0) return;
     std::vector<float> queries(static_cast<std::size_t>(shape_.q_heads * shape_.head_dim));
     const auto width = std::ssize(queries);
     ComputeDevice& device = *model_.device().compute();
@@ -234,7 +234,7 @@ class Comparison {
   }
 
   bool retrieves(std::size_t s, std::int64_t layer) const {
-    return shape_.window_of(layer) == 0 && layer >= settings_[s].options.dense_layers;
+    return shape_.attends_all(layer) && layer >= settings_[s].options.dense_layers;
   }
 
   std::span<const float> row(const std::vector<float>& logits, std::int64_t token) const {
@@ -333,7 +333,7 @@ class Comparison {
     const RetrievalOptions& options = of.options;
     std::int64_t bytes = 0;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      if (shape_.window_of(layer) > 0) continue;
+      if (!shape_.has_index(layer)) continue;
       for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
         const KeyIndex& index = of.context->index(options.index, layer, head);
         if (&index == &of.context->index(options.tail, layer, head)) bytes += index.memory();

@@ -173,7 +173,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
 }  // namespace
 
 std::int64_t ModelConfig::kv_bytes_per_token(KvDType dtype) const {
-  return attention.layers * attention.kv_heads * dtype.row_bytes(attention.head_dim);
+  return attention.bytes_per_token(dtype);
 }
 
 ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t length) {

@@ -9,10 +9,7 @@
 namespace topkv::serve {
 namespace {
 
-std::int64_t row_bytes(const Context& of) {
-  const AttentionShape& shape = of.shape();
-  return shape.layers * shape.kv_heads * of.dtype().row_bytes(shape.head_dim);
-}
+std::int64_t row_bytes(const Context& of) { return of.shape().bytes_per_token(of.dtype()); }
 
 }  // namespace
 

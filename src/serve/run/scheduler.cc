@@ -83,7 +83,7 @@ std::shared_ptr<Answer> Scheduler::ask(std::vector<Question> questions) {
       seat->choice = seats.size();
       seat->draw = i;
       seat->capacity = std::ssize(asked->prompt) + asked->options.max_tokens + 1;
-      seat->row_bytes = shape.layers * shape.kv_heads * context.dtype().row_bytes(shape.head_dim);
+      seat->row_bytes = shape.bytes_per_token(context.dtype());
       seats.push_back(std::move(seat));
     }
   }

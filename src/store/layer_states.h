@@ -1,0 +1,126 @@
+// What a segment keeps for each layer of a model: rows, or a recurrent state.
+//
+// | layer (topkv/types.h) | kept | tokens grow by |
+// | --- | --- | --- |
+// | attention | rows in the RowStore | rows().append, or a device's prefill |
+// | attention over rows of an earlier layer | nothing: the views are of that layer's rows |
+// rows().extend | | recurrence | its state, and snapshots of earlier states | advance |
+//
+// Contexts, sessions and their files treat all layers alike through this class: tokens, take_back,
+// copy_from, bytes, transfer_state. Rows can go back to any token. A state can go back to a token
+// whose state it still has, so `reachable` is asked first.
+//
+// Threads: as RowStore; a recurrent state is for the thread that appends alone, until it is frozen.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "src/core/format/archive.h"
+#include "src/store/row_store.h"
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// The recurrent state of one layer, after its last token and after some earlier ones: each
+/// snapshot, and the token before the last step, so that one step can always be taken back.
+class RecurrentState {
+ public:
+  /// size: the number of values.
+  explicit RecurrentState(std::int64_t size) : size_(size) {}
+
+  std::int64_t size() const { return size_; }
+  /// Returns the number of tokens that the state stands for.
+  std::int64_t tokens() const { return points_.empty() ? 0 : points_.back().tokens; }
+  /// Returns the state after the last token. Empty: there was no token.
+  std::span<const float> values() const {
+    return points_.empty() ? std::span<const float>() : points_.back().values;
+  }
+
+  /// The layer has read `tokens` more tokens, and its state is `values` now. Allocates nothing from
+  /// the third step on, unless a snapshot was made. REQUIRES: values of this size, tokens >= 1.
+  void advance(std::int64_t tokens, std::span<const float> values);
+  /// Keeps the present state, so that the layer can come back to it.
+  void snapshot();
+  /// Returns the most tokens, at most `tokens`, whose state is there; 0 is always there.
+  std::int64_t reachable(std::int64_t tokens) const;
+  /// Goes back. REQUIRES: reachable(tokens) is tokens.
+  void truncate(std::int64_t tokens);
+  /// Forgets the token before the last step.
+  void forget_step();
+
+  /// Returns the bytes of all states.
+  std::int64_t bytes() const;
+  /// Transfers the last state and the snapshots to or from a file, for a segment of `tokens`
+  /// tokens. Read states are snapshots. REQUIRES for reading: there is no token.
+  void fields(std::int64_t tokens, Archive& archive);
+
+ private:
+  struct Point {
+    std::int64_t tokens = 0;
+    bool kept = false;  // a snapshot
+    std::vector<float> values = {};
+  };
+
+  std::int64_t size_;
+  std::vector<Point> points_;  // ascending tokens
+};
+
+class LayerStates {
+ public:
+  /// rows: the arguments of a RowStore after the shape.
+  template <class... Rows>
+  explicit LayerStates(const AttentionShape& shape, Rows&&... rows)
+      : rows_(shape, std::forward<Rows>(rows)...) {
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+      states_.emplace_back(shape.state_size_of(layer));
+  }
+
+  RowStore& rows() { return rows_; }
+  const RowStore& rows() const { return rows_; }
+  /// Returns the recurrent state of a layer. For a layer of attention its size is 0.
+  const RecurrentState& state(std::int64_t layer) const {
+    return states_[static_cast<std::size_t>(layer)];
+  }
+
+  /// Returns the number of tokens that a layer has.
+  std::int64_t tokens(std::int64_t layer) const {
+    return state(layer).size() > 0 ? state(layer).tokens() : rows_.size(layer);
+  }
+  /// Returns the present state of a layer of recurrence; empty before its first token. Throws
+  /// InvalidArgument for another layer.
+  std::span<const float> values(std::int64_t layer) const;
+  /// Gives a layer of recurrence its next `tokens` tokens: the state after them. Throws
+  /// InvalidArgument, and leaves the layer as it was, for a layer of attention, a state of another
+  /// size, a value that is not finite, and tokens beyond the capacity.
+  void advance(std::int64_t layer, std::int64_t tokens, std::span<const float> values);
+  /// Lets the layers that attend the rows of a layer have all tokens of that layer.
+  void follow(std::int64_t row_layer);
+  /// Makes snapshots of all recurrent states.
+  void snapshot();
+  /// Returns the most tokens, at most `tokens`, that every layer can go back to.
+  std::int64_t reachable(std::int64_t tokens) const;
+  /// Throws InvalidArgument, with the tokens that can be gone back to, unless `tokens` can be.
+  void check_reachable(std::int64_t tokens) const;
+  /// Forgets a layer's tokens from number `tokens` on. REQUIRES: it can go back to them.
+  void take_back(std::int64_t layer, std::int64_t tokens);
+  /// Copies all layers of `other`. REQUIRES: what RowStore::copy_from requires.
+  void copy_from(const LayerStates& other);
+  /// There will be no more tokens.
+  void freeze();
+
+  /// Returns the bytes of all recurrent states.
+  std::int64_t state_bytes() const;
+  /// Transfers the recurrent state of a layer to or from a file (RecurrentState::fields).
+  void transfer_state(std::int64_t layer, std::int64_t tokens, Archive& archive) {
+    states_[static_cast<std::size_t>(layer)].fields(tokens, archive);
+  }
+
+ private:
+  RowStore rows_;
+  std::vector<RecurrentState> states_;  // per layer
+};
+
+}  // namespace topkv
