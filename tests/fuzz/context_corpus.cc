@@ -111,6 +111,15 @@ int main(int argc, char** argv) {
   }
   put("context_sections", "bias",
       sections(saved(tiny, 8, "q4", {}, std::vector<float>(std::size_t{3} * 16, 0.5F))));
+  const Saved layers = saved({.layers = 4,
+                              .q_heads = 2,
+                              .kv_heads = 1,
+                              .head_dim = 16,
+                              .row_layer = {0, 1, 1, 3},
+                              .state_size = {3, 0, 0, 5}},
+                             8, "q8", {"mean"});
+  put("context_sections", "layers", sections(layers));
+  put("context_description", "layers", content(layers, layers.table.sections.front()));
   put("context_file", "plain", saved(tiny, 4, "bf16", {}).bytes);
   put("context_file", "mean", saved(tiny, 4, "f32", {"none"}).bytes);
 }

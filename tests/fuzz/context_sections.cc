@@ -25,12 +25,18 @@ void attend(const std::shared_ptr<const topkv::Context>& context, const std::str
   topkv::AttentionStep step;
   step.tokens = 1;
   step.q = q.data();
-  step.k = kv.data();
-  step.v = kv.data();
   step.q_next = q.data();
   step.q_far = q.data();
   step.out = out.data();
-  for (step.layer = 0; step.layer < shape.layers; ++step.layer) session.attend(step);
+  for (step.layer = 0; step.layer < shape.layers; ++step.layer) {
+    const auto state = static_cast<std::size_t>(shape.state_size_of(step.layer));
+    step.k = step.v = shape.has_rows(step.layer) ? kv.data() : nullptr;
+    if (shape.is_attention(step.layer)) {
+      session.attend(step);
+    } else {
+      session.advance(step.layer, 1, std::vector<float>(state, 0.5F));
+    }
+  }
 }
 
 }  // namespace
@@ -46,6 +52,8 @@ FUZZ_TARGET(context_sections)(const std::uint8_t* data, std::size_t size) {
         const auto loaded = topkv::load_context(path, {.indices = known});
         const auto& shape = loaded.context->shape();
         if (shape.q_heads * shape.head_dim * shape.layers > 1 << 16) return;  // to be quick
+        for (const std::int64_t size : shape.state_size)
+          if (size > 1 << 16) return;
         for (const std::string& index : loaded.context->indices()) {
           const topkv::IndexSpec spec(index);
           fuzz::accepts([&] { attend(loaded.context, spec.text(), "none"); });
