@@ -82,6 +82,42 @@ void bind_builder(py::module_& module) {
           },
           "Waits until all rows given to a CUDA device are in host memory.")
       .def(
+          "advance",
+          [](Builder& self, std::int64_t layer, std::int64_t tokens, py::handle state) {
+            const StateValues values(state);
+            const Exclusive::Write use(self.use, busy);
+            self.builder.advance(layer, tokens, values.span());
+          },
+          py::arg("layer"), py::arg("tokens"), py::arg("state"),
+          "Gives a layer with a recurrent state its next `tokens` tokens: its state after them, "
+          "[state_size], f32, contiguous, in host memory. Call it before or after the attention of "
+          "these tokens.")
+      .def(
+          "state",
+          [](Builder& self, std::int64_t layer) {
+            const Exclusive::Read use(self.use, busy);
+            return copy_of(self.builder.state(layer));
+          },
+          py::arg("layer"),
+          "A copy of the recurrent state of a layer after its last token; empty before the first.")
+      .def(
+          "snapshot",
+          [](Builder& self) {
+            const Exclusive::Write use(self.use, busy);
+            self.builder.snapshot();
+          },
+          "Keeps the present recurrent states, so that truncate() can come back to this token.")
+      .def(
+          "reachable",
+          [](Builder& self, std::int64_t tokens) {
+            const Exclusive::Read use(self.use, busy);
+            return self.builder.reachable(tokens);
+          },
+          py::arg("tokens"),
+          "The most tokens, at most `tokens`, that truncate() can keep: recurrent states go back "
+          "to "
+          "snapshots, to the token before the last advance(), and to 0.")
+      .def(
           "truncate",
           [](Builder& self, std::int64_t tokens) {
             const Exclusive::Write use(self.use, busy);
@@ -90,7 +126,8 @@ void bind_builder(py::module_& module) {
           },
           py::arg("tokens"),
           "Forgets the tokens from number `tokens` on, in all layers: rejected speculative tokens, "
-          "or tokens of a step that not all layers have taken.")
+          "or tokens of a step that not all layers have taken. With recurrent states, tokens must "
+          "be reachable(tokens).")
       .def(
           "append", &append, py::arg("layer"), py::arg("keys"), py::arg("values"),
           "Appends K (post-RoPE) and V of the next tokens of a layer: [tokens, kv_heads, head_dim] "
@@ -100,10 +137,11 @@ void bind_builder(py::module_& module) {
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
            py::arg("q_far") = py::none(),
            "Appends k and v of the next tokens of a layer, and returns their causal attention, "
-           "[tokens, q_heads, head_dim]. Every layer takes the same tokens in turn, layer 0 "
-           "first.\n\n"
+           "[tokens, q_heads, head_dim]. Every layer of attention takes the same tokens in turn, "
+           "the first layer first.\n\n"
            "q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]: f32, contiguous, "
-           "on the builder's device.\n\n"
+           "on the builder's device. k and v are None in a layer that attends the rows of another "
+           "layer.\n\n"
            "out, lse [tokens, q_heads]: arrays for the results; lse is optional, and out is "
            "optional on the host.\n\n"
            "kv_first, kv_tokens: the tokens that k and v belong to, for contexts sharded by "

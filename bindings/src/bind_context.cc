@@ -67,9 +67,11 @@ void bind_context(py::module_& module) {
       .def_readonly("rows_bytes", &ContextMemory::rows_bytes)
       .def_readonly("index_bytes", &ContextMemory::index_bytes)
       .def_readonly("queries_bytes", &ContextMemory::queries_bytes)
+      .def_readonly("states_bytes", &ContextMemory::states_bytes)
       .def("__repr__", [](const ContextMemory& memory) {
-        return fmt::format("ContextMemory(rows_bytes={}, index_bytes={}, queries_bytes={})",
-                           memory.rows_bytes, memory.index_bytes, memory.queries_bytes);
+        return fmt::format(
+            "ContextMemory(rows_bytes={}, index_bytes={}, queries_bytes={}, states_bytes={})",
+            memory.rows_bytes, memory.index_bytes, memory.queries_bytes, memory.states_bytes);
       });
 
   py::class_<Context, ContextPtr>(module, "Context",
@@ -99,6 +101,10 @@ void bind_context(py::module_& module) {
             return view_of(self, self->rows(layer, kv_head).values);
           },
           py::arg("layer"), py::arg("kv_head"), "Values, as keys().")
+      .def(
+          "state",
+          [](const Context& self, std::int64_t layer) { return copy_of(self.state(layer)); },
+          py::arg("layer"), "A copy of the recurrent state of a layer after the last token.")
       .def("index", &index_of, py::arg("spec"), py::arg("layer"), py::arg("kv_head"),
            "The index of one layer and KV head, for searching. spec: in any spelling.")
       .def(

@@ -107,17 +107,19 @@ void bind_context_file(py::module_& module) {
       .def_readonly("rows_bytes", &ContextFileInfo::rows_bytes, "Bytes of the rows in the file.")
       .def_readonly("index_bytes", &ContextFileInfo::index_bytes)
       .def_readonly("queries_bytes", &ContextFileInfo::queries_bytes)
+      .def_readonly("states_bytes", &ContextFileInfo::states_bytes)
       .def("__repr__", [](const ContextFileInfo& self) {
         return fmt::format(
             "ContextFileInfo(tokens={}, shape={}, dtype='{}', indices={}, unknown_indices={}, "
             "has_queries={}, has_token_ids={}, model={}, made_with={}, length={}, file_bytes={}, "
-            "rows_bytes={}, index_bytes={}, queries_bytes={}, version={}, writer={})",
+            "rows_bytes={}, index_bytes={}, queries_bytes={}, states_bytes={}, version={}, "
+            "writer={})",
             self.tokens, py::cast<std::string>(py::repr(py::cast(self.shape))), self.dtype.name(),
             py::cast<std::string>(py::repr(py::cast(self.indices))),
             py::cast<std::string>(py::repr(py::cast(self.unknown_indices))),
             self.has_queries ? "True" : "False", self.has_token_ids ? "True" : "False",
             quoted(self.model), quoted(self.made_with), self.length, self.file_bytes,
-            self.rows_bytes, self.index_bytes, self.queries_bytes, self.version,
+            self.rows_bytes, self.index_bytes, self.queries_bytes, self.states_bytes, self.version,
             quoted(self.writer));
       });
 

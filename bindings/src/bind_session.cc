@@ -241,13 +241,52 @@ void bind_session(py::module_& module) {
                   "a first axis of sessions. Each session takes the same number of tokens, at its "
                   "own position. Keys and codes are read once for several sessions.")
       .def(
+          "advance",
+          [](SessionHandle& self, std::int64_t layer, std::int64_t tokens, py::handle state) {
+            const StateValues values(state);
+            const Exclusive::Write use(self.use, busy);
+            self.session.advance(layer, tokens, values.span());
+          },
+          py::arg("layer"), py::arg("tokens"), py::arg("state"),
+          "Gives a layer with a recurrent state its next `tokens` tokens: its state after them, "
+          "[state_size], f32, contiguous, in host memory. Call it before or after the attention of "
+          "these tokens.")
+      .def(
+          "state",
+          [](SessionHandle& self, std::int64_t layer) {
+            const Exclusive::Read use(self.use, busy);
+            return copy_of(self.session.state(layer));
+          },
+          py::arg("layer"),
+          "A copy of the recurrent state of a layer after the last token, which may be the "
+          "context's.")
+      .def(
+          "snapshot",
+          [](SessionHandle& self) {
+            const Exclusive::Write use(self.use, busy);
+            self.session.snapshot();
+          },
+          "Keeps the present recurrent states, so that truncate() can come back to this token.")
+      .def(
+          "reachable",
+          [](SessionHandle& self, std::int64_t own_tokens) {
+            const Exclusive::Read use(self.use, busy);
+            return self.session.reachable(own_tokens);
+          },
+          py::arg("own_tokens"),
+          "The most own tokens, at most `own_tokens`, that truncate() can keep: recurrent states "
+          "go back to "
+          "snapshots, to the token before the last advance(), and to 0.")
+      .def(
           "truncate",
           [](SessionHandle& self, std::int64_t own_tokens) {
             const Exclusive::Write use(self.use, busy);
             const GilReleased released;
             self.session.truncate(own_tokens);
           },
-          py::arg("own_tokens"), "Forgets the session's own tokens from this number on.")
+          py::arg("own_tokens"),
+          "Forgets the session's own tokens from this number on. With recurrent states, own_tokens "
+          "must be reachable(own_tokens).")
       .def(
           "fork",
           [](SessionHandle& self) {

@@ -10,24 +10,38 @@ namespace topkv::python {
 void bind_types(py::module_& module) {
   py::class_<AttentionShape>(
       module, "AttentionShape",
-      "The shape that all layers of a model's attention share.\n\n"
+      "The shape of a model's attention, and what each layer attends and keeps.\n\n"
       "scale: factor on q·k before the softmax; 0: 1/sqrt(head_dim).\n"
       "softcap: a scaled score s becomes softcap * tanh(s / softcap); 0: no cap.\n"
       "sliding_window: for each layer the number of last tokens that it attends, 0: all; empty: "
       "every layer attends all.\n"
-      "chunk_len: tokens of a chunk in dual chunk attention; 0: one query meets all keys.")
+      "chunk_len: tokens of a chunk in dual chunk attention; 0: one query meets all keys.\n"
+      "row_layer: for each layer the layer whose rows it attends, itself or an earlier one; empty: "
+      "every layer has rows of its own.\n"
+      "state_size: for each layer the float32 values of its recurrent state, 0: it is attention; "
+      "empty: every layer is attention.")
       .def(py::init([](std::int64_t layers, std::int64_t q_heads, std::int64_t kv_heads,
                        std::int64_t head_dim, float scale, float softcap,
-                       std::vector<std::int64_t> sliding_window, std::int64_t chunk_len) {
-             AttentionShape shape{
-                 layers,   q_heads, kv_heads, head_dim, scale, softcap, std::move(sliding_window),
-                 chunk_len};
+                       std::vector<std::int64_t> sliding_window, std::int64_t chunk_len,
+                       std::vector<std::int64_t> row_layer, std::vector<std::int64_t> state_size) {
+             AttentionShape shape{layers,
+                                  q_heads,
+                                  kv_heads,
+                                  head_dim,
+                                  scale,
+                                  softcap,
+                                  std::move(sliding_window),
+                                  chunk_len,
+                                  std::move(row_layer),
+                                  std::move(state_size)};
              shape.check();
              return shape;
            }),
            py::arg("layers"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
            py::arg("scale") = 0.0F, py::arg("softcap") = 0.0F,
-           py::arg("sliding_window") = std::vector<std::int64_t>(), py::arg("chunk_len") = 0)
+           py::arg("sliding_window") = std::vector<std::int64_t>(), py::arg("chunk_len") = 0,
+           py::arg("row_layer") = std::vector<std::int64_t>(),
+           py::arg("state_size") = std::vector<std::int64_t>())
       .def_readonly("layers", &AttentionShape::layers)
       .def_readonly("q_heads", &AttentionShape::q_heads)
       .def_readonly("kv_heads", &AttentionShape::kv_heads)
@@ -36,6 +50,8 @@ void bind_types(py::module_& module) {
       .def_readonly("softcap", &AttentionShape::softcap)
       .def_readonly("sliding_window", &AttentionShape::sliding_window)
       .def_readonly("chunk_len", &AttentionShape::chunk_len)
+      .def_readonly("row_layer", &AttentionShape::row_layer)
+      .def_readonly("state_size", &AttentionShape::state_size)
       .def_property_readonly("group", &AttentionShape::group, "Query heads per KV head.")
       .def_property_readonly("softmax_scale", &AttentionShape::softmax_scale,
                              "scale, or 1/sqrt(head_dim) if scale is 0.")
@@ -47,6 +63,10 @@ void bind_types(py::module_& module) {
           rest += fmt::format(", sliding_window=[{}]", fmt::join(s.sliding_window, ", "));
         }
         if (s.chunk_len != 0) rest += fmt::format(", chunk_len={}", s.chunk_len);
+        if (!s.row_layer.empty())
+          rest += fmt::format(", row_layer=[{}]", fmt::join(s.row_layer, ", "));
+        if (!s.state_size.empty())
+          rest += fmt::format(", state_size=[{}]", fmt::join(s.state_size, ", "));
         return fmt::format("AttentionShape(layers={}, q_heads={}, kv_heads={}, head_dim={}{})",
                            s.layers, s.q_heads, s.kv_heads, s.head_dim, rest);
       });

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <charconv>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,6 +91,24 @@ struct SessionHandle {
   SessionHandle(Session made, std::shared_ptr<const Context> of)
       : session(std::move(made)), context(std::move(of)), device(number_of(session.device())) {}
 };
+
+/// A recurrent state that Python gives: [values], float32, contiguous, in host memory.
+class StateValues {
+ public:
+  explicit StateValues(py::handle object) : array_(object, "state") {}
+  std::span<const float> span() const {
+    const float* values = array_.floats({{"state_size", Array::any_size}});
+    return {values, static_cast<std::size_t>(array_.size(0))};
+  }
+
+ private:
+  Array array_;
+};
+
+/// A recurrent state that Python gets.
+inline py::array_t<float> copy_of(std::span<const float> values) {
+  return py::array_t<float>(std::ssize(values), values.data());
+}
 
 /// The queries that meet earlier chunks, or None.
 struct EarlierQueries {

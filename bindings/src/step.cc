@@ -34,10 +34,12 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
   step_.q_far = query(earlier.far, "q_far");
   step_.kv_first = kv_first;
   step_.kv_tokens = kv_tokens;
-  if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0)) {
+  const bool known = layer >= 0 && layer < shape.layers;  // else the step is refused
+  const bool has_rows = known && shape.has_rows(layer);
+  if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0 && has_rows)) {
     throw InvalidArgument(fmt::format(
-        "k and v may be None only together and with kv_tokens=0; kv_tokens is {} and {} "
-        "is None",
+        "k and v may be None only together, with kv_tokens=0 or in a layer that attends the rows "
+        "of another layer; kv_tokens is {} and {} is None",
         kv_tokens, k.is_none() ? v.is_none() ? "both" : "k" : "v"));
   }
   if (!k.is_none()) {

@@ -472,3 +472,51 @@ def test_refusals_of_contexts_and_sessions(random):
     for use in (builder.freeze, lambda: builder.tokens(0), lambda: builder.capacity):
         with pytest.raises(topkv.InvalidArgument, match="frozen; make another one"):
             use()
+
+
+def test_layers_share_rows_and_keep_recurrent_states(random, tmp_path):
+    shape = topkv.AttentionShape(3, Q_HEADS, KV_HEADS, DIM, row_layer=[0, 0, 2], state_size=[0, 0, 5])
+    assert (shape.row_layer, shape.state_size) == ([0, 0, 2], [0, 0, 5])
+    assert repr(shape).endswith(", row_layer=[0, 0, 2], state_size=[0, 0, 5])")
+    q, k, v = random(3, 30, Q_HEADS, DIM), random(30, KV_HEADS, DIM), random(30, KV_HEADS, DIM)
+    states = random(31, 5)
+
+    def run(target, begin, end):
+        target.advance(2, end - begin, states[end])
+        first = target.attend(0, q[0, begin:end], k[begin:end], v[begin:end])
+        second = target.attend(1, q[1, begin:end], None, None)
+        for layer, out in enumerate((first, second)):
+            visible = causal(end - begin, end, begin)
+            check(out, attention(q[layer, begin:end], k[:end], v[:end], visible)[0])
+
+    builder = topkv.ContextBuilder(shape, 20, dtype="f32")
+    run(builder, 0, 12)
+    builder.snapshot()
+    run(builder, 12, 20)
+    assert builder.reachable(19) == 12
+    with pytest.raises(topkv.InvalidArgument, match="truncate to 12"):
+        builder.truncate(15)
+    builder.truncate(12)
+    np.testing.assert_array_equal(builder.state(2), states[12])
+    run(builder, 12, 20)
+    context = builder.freeze()
+    np.testing.assert_array_equal(context.keys(1, 1), k[:20, 1])
+    assert context.memory().rows_bytes == 20 * KV_HEADS * 2 * DIM * 4
+    context.save(tmp_path / "c.tkv")
+    assert topkv.context_file_info(tmp_path / "c.tkv").states_bytes > 2 * 5 * 4
+    loaded = topkv.load_context(tmp_path / "c.tkv").context
+    np.testing.assert_array_equal(loaded.state(2), states[20])
+    session = topkv.Session(loaded, capacity=16)
+    run(session, 20, 25)
+    session.snapshot()
+    run(session, 25, 28)
+    assert (session.reachable(8), session.reachable(7), session.reachable(4)) == (8, 5, 0)
+    session.truncate(session.reachable(6))
+    np.testing.assert_array_equal(session.state(2), states[25])
+    run(session, 25, 30)
+    with pytest.raises(topkv.InvalidArgument, match="state_size"):
+        session.advance(2, 1, states)
+    with pytest.raises(topkv.InvalidArgument, match="layer 1 attends the rows of layer 0"):
+        session.attend(1, q[1, :1], k[:1], v[:1])
+    with pytest.raises(topkv.InvalidArgument, match="None only together"):
+        session.attend(0, q[0, :1], None, None)

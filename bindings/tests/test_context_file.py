@@ -130,7 +130,7 @@ def test_a_file_tells_what_it_has(context, path):
         f"ContextFileInfo(tokens=3000, shape={SHAPE!r}, dtype='bf16', indices={info.indices!r}, "
         f"unknown_indices=[], has_queries=True, has_token_ids=False, model={info.model!r}, "
         f"made_with='é', length=4096, file_bytes={info.file_bytes}, rows_bytes={info.rows_bytes}, "
-        f"index_bytes={info.index_bytes}, queries_bytes={info.queries_bytes}, "
+        f"index_bytes={info.index_bytes}, queries_bytes={info.queries_bytes}, states_bytes=0, "
         f"version={info.version}, writer='topkv {topkv.__version__}')"
     )
     assert "\x1b" not in repr(info)

@@ -54,7 +54,7 @@ class Progress:
     def total(self) -> int: ...
 
 class AttentionShape:
-    """The shape that all layers of a model's attention share."""
+    """The shape of a model's attention, and what each layer attends and keeps."""
 
     def __init__(
         self,
@@ -66,6 +66,8 @@ class AttentionShape:
         softcap: float = 0.0,
         sliding_window: Sequence[int] = [],
         chunk_len: int = 0,
+        row_layer: Sequence[int] = [],
+        state_size: Sequence[int] = [],
     ) -> None: ...
     @property
     def layers(self) -> int: ...
@@ -83,6 +85,10 @@ class AttentionShape:
     def sliding_window(self) -> list[int]: ...
     @property
     def chunk_len(self) -> int: ...
+    @property
+    def row_layer(self) -> list[int]: ...
+    @property
+    def state_size(self) -> list[int]: ...
     @property
     def group(self) -> int:
         """Query heads per KV head."""
@@ -256,6 +262,18 @@ class ContextBuilder:
     def synchronize(self) -> None:
         """Waits until all rows given to a CUDA device are in host memory."""
 
+    def advance(self, layer: int, tokens: int, state: Array) -> None:
+        """Gives a layer its recurrent state after its next `tokens` tokens."""
+
+    def state(self, layer: int) -> NDArray[np.float32]:
+        """A copy of the recurrent state of a layer after the last token."""
+
+    def snapshot(self) -> None:
+        """Keeps the present recurrent states, so that truncate() can come back to this token."""
+
+    def reachable(self, tokens: int) -> int:
+        """The most tokens, at most `tokens`, that truncate() can keep."""
+
     def truncate(self, tokens: int) -> None:
         """Forgets the tokens from this number on, in all layers."""
 
@@ -311,6 +329,8 @@ class ContextMemory:
     def index_bytes(self) -> int: ...
     @property
     def queries_bytes(self) -> int: ...
+    @property
+    def states_bytes(self) -> int: ...
 
 class Context:
     """One prefilled text: rows in host memory, and indices over the keys. Immutable."""
@@ -332,6 +352,9 @@ class Context:
         """Keys [tokens, head_dim] in place, read-only; uint16 for bf16."""
 
     def values(self, layer: int, kv_head: int) -> NDArray[Any]: ...
+    def state(self, layer: int) -> NDArray[np.float32]:
+        """A copy of the recurrent state of a layer after the last token."""
+
     def index(self, spec: str, layer: int, kv_head: int) -> KeyIndex: ...
     def with_index(
         self,
@@ -446,6 +469,8 @@ class ContextFileInfo:
     def index_bytes(self) -> int: ...
     @property
     def queries_bytes(self) -> int: ...
+    @property
+    def states_bytes(self) -> int: ...
 
 def load_context(
     path: _Path,
@@ -627,6 +652,18 @@ class Session:
         q_far: Array | None = None,
     ) -> _Out:
         """Runs the decode step of several sessions over one context; arrays have a first axis of sessions."""
+
+    def advance(self, layer: int, tokens: int, state: Array) -> None:
+        """Gives a layer its recurrent state after its next `tokens` tokens."""
+
+    def state(self, layer: int) -> NDArray[np.float32]:
+        """A copy of the recurrent state of a layer after the last token."""
+
+    def snapshot(self) -> None:
+        """Keeps the present recurrent states, so that truncate() can come back to this token."""
+
+    def reachable(self, own_tokens: int) -> int:
+        """The most tokens, at most `own_tokens`, that truncate() can keep."""
 
     def truncate(self, own_tokens: int) -> None:
         """Forgets the session's own tokens from this number on."""
