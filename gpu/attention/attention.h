@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "topkv/attention.h"
+#include "topkv/view.h"
 
 namespace topkv::gpu {
 

@@ -26,22 +26,6 @@ namespace topkv {
 /// The log-sum-exp of no keys: minus infinity.
 inline constexpr float empty_lse = -std::numeric_limits<float>::infinity();
 
-/// A view of a partial: out [heads, head_dim] and lse [heads], both float32 and contiguous. The
-/// caller owns the memory.
-///
-/// `heads` counts independent queries. It is the number of query heads, or tokens times heads.
-struct PartialView {
-  float* out = nullptr;
-  float* lse = nullptr;
-  std::int64_t heads = 0;
-  std::int64_t head_dim = 0;
-
-  /// Returns a view of the heads first to first + count - 1.
-  PartialView part(std::int64_t first, std::int64_t count = 1) const {
-    return {out + first * head_dim, lse + first, count, head_dim};
-  }
-};
-
 /// A partial that owns its memory. It starts empty.
 class Partial {
  public:

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "topkv/attention.h"
+#include "topkv/view.h"
 
 namespace topkv {
 
