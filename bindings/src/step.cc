@@ -38,8 +38,8 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
   const bool has_rows = known && shape.has_rows(layer);
   if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0 && has_rows)) {
     throw InvalidArgument(fmt::format(
-        "k and v may be None only together, with kv_tokens=0 or in a layer that attends the rows "
-        "of another layer; kv_tokens is {} and {} is None",
+        "k and v may be None only together and with kv_tokens=0, or in a layer that attends the "
+        "rows of another layer; kv_tokens is {} and {} is None",
         kv_tokens, k.is_none() ? v.is_none() ? "both" : "k" : "v"));
   }
   if (!k.is_none()) {
