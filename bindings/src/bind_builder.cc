@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "bindings/src/bind_states.h"
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
 
@@ -50,7 +51,7 @@ py::object attend(Builder& self, std::int64_t layer, py::handle q, py::handle k,
 }  // namespace
 
 void bind_builder(py::module_& module) {
-  py::class_<Builder>(
+  py::class_<Builder> type(
       module, "ContextBuilder",
       "Collects the rows of a context as the network produces them. One thread at a time.\n\n"
       "capacity: tokens to reserve rows for.\n\n"
@@ -59,8 +60,11 @@ void bind_builder(py::module_& module) {
       "memory_budget: bytes that the rows may take; 0: the free memory.\n\n"
       "prefill: the tokens that attend() lets a token see: \"dense\" (all earlier ones) or "
       "\"window\" (the first `sinks` and the last `window`).",
-      py::release_gil_before_calling_cpp_dtor())
-      .def(py::init(&make), py::arg("shape"), py::arg("capacity"), py::arg("dtype") = "bf16",
+      py::release_gil_before_calling_cpp_dtor());
+  bind_states(type, &Builder::builder, busy, "tokens",
+              "A copy of the recurrent state of a layer after its last token; empty before the "
+              "first.");
+  type.def(py::init(&make), py::arg("shape"), py::arg("capacity"), py::arg("dtype") = "bf16",
            py::arg("memory_budget") = 0, py::arg("prefill") = "dense", py::arg("window") = 1024,
            py::arg("sinks") = 4, py::arg("device") = py::none())
       .def(
@@ -81,42 +85,6 @@ void bind_builder(py::module_& module) {
             self.builder.synchronize();
           },
           "Waits until all rows given to a CUDA device are in host memory.")
-      .def(
-          "advance",
-          [](Builder& self, std::int64_t layer, std::int64_t tokens, py::handle state) {
-            const StateValues values(state);
-            const Exclusive::Write use(self.use, busy);
-            self.builder.advance(layer, tokens, values.span());
-          },
-          py::arg("layer"), py::arg("tokens"), py::arg("state"),
-          "Gives a layer with a recurrent state its next `tokens` tokens: its state after them, "
-          "[state_size], f32, contiguous, in host memory. Call it before or after the attention of "
-          "these tokens.")
-      .def(
-          "state",
-          [](Builder& self, std::int64_t layer) {
-            const Exclusive::Read use(self.use, busy);
-            return copy_of(self.builder.state(layer));
-          },
-          py::arg("layer"),
-          "A copy of the recurrent state of a layer after its last token; empty before the first.")
-      .def(
-          "snapshot",
-          [](Builder& self) {
-            const Exclusive::Write use(self.use, busy);
-            self.builder.snapshot();
-          },
-          "Keeps the present recurrent states, so that truncate() can come back to this token.")
-      .def(
-          "reachable",
-          [](Builder& self, std::int64_t tokens) {
-            const Exclusive::Read use(self.use, busy);
-            return self.builder.reachable(tokens);
-          },
-          py::arg("tokens"),
-          "The most tokens, at most `tokens`, that truncate() can keep: recurrent states go back "
-          "to "
-          "snapshots, to the token before the last advance(), and to 0.")
       .def(
           "truncate",
           [](Builder& self, std::int64_t tokens) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/src/bind_states.h"
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
 
@@ -196,7 +197,7 @@ void bind_session(py::module_& module) {
             times.merge);
       });
 
-  py::class_<SessionHandle>(
+  py::class_<SessionHandle> type(
       module, "Session",
       "One reader of a context, with tokens of its own. One thread at a time; different sessions "
       "are independent.\n\n"
@@ -218,8 +219,11 @@ void bind_session(py::module_& module) {
       "memory_budget: bytes that their rows may take; 0: the free memory.\n\n"
       "host_search: the host searches although a CUDA device could; codes and key summaries take "
       "no device memory.",
-      py::release_gil_before_calling_cpp_dtor())
-      .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
+      py::release_gil_before_calling_cpp_dtor());
+  bind_states(type, &SessionHandle::session, busy, "own_tokens",
+              "A copy of the recurrent state of a layer after the last token, which may be the "
+              "context's.");
+  type.def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
            py::arg("mass") = py::none(), py::arg("error") = py::none(),
            py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
@@ -240,43 +244,6 @@ void bind_session(py::module_& module) {
                   "Runs attend() for several sessions over one context, on one device. Arrays have "
                   "a first axis of sessions. Each session takes the same number of tokens, at its "
                   "own position. Keys and codes are read once for several sessions.")
-      .def(
-          "advance",
-          [](SessionHandle& self, std::int64_t layer, std::int64_t tokens, py::handle state) {
-            const StateValues values(state);
-            const Exclusive::Write use(self.use, busy);
-            self.session.advance(layer, tokens, values.span());
-          },
-          py::arg("layer"), py::arg("tokens"), py::arg("state"),
-          "Gives a layer with a recurrent state its next `tokens` tokens: its state after them, "
-          "[state_size], f32, contiguous, in host memory. Call it before or after the attention of "
-          "these tokens.")
-      .def(
-          "state",
-          [](SessionHandle& self, std::int64_t layer) {
-            const Exclusive::Read use(self.use, busy);
-            return copy_of(self.session.state(layer));
-          },
-          py::arg("layer"),
-          "A copy of the recurrent state of a layer after the last token, which may be the "
-          "context's.")
-      .def(
-          "snapshot",
-          [](SessionHandle& self) {
-            const Exclusive::Write use(self.use, busy);
-            self.session.snapshot();
-          },
-          "Keeps the present recurrent states, so that truncate() can come back to this token.")
-      .def(
-          "reachable",
-          [](SessionHandle& self, std::int64_t own_tokens) {
-            const Exclusive::Read use(self.use, busy);
-            return self.session.reachable(own_tokens);
-          },
-          py::arg("own_tokens"),
-          "The most own tokens, at most `own_tokens`, that truncate() can keep: recurrent states "
-          "go back to "
-          "snapshots, to the token before the last advance(), and to 0.")
       .def(
           "truncate",
           [](SessionHandle& self, std::int64_t own_tokens) {

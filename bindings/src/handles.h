@@ -92,19 +92,6 @@ struct SessionHandle {
       : session(std::move(made)), context(std::move(of)), device(number_of(session.device())) {}
 };
 
-/// A recurrent state that Python gives: [values], float32, contiguous, in host memory.
-class StateValues {
- public:
-  explicit StateValues(py::handle object) : array_(object, "state") {}
-  std::span<const float> span() const {
-    const float* values = array_.floats({{"state_size", Array::any_size}});
-    return {values, static_cast<std::size_t>(array_.size(0))};
-  }
-
- private:
-  Array array_;
-};
-
 /// A recurrent state that Python gets.
 inline py::array_t<float> copy_of(std::span<const float> values) {
   return py::array_t<float>(std::ssize(values), values.data());

@@ -29,8 +29,7 @@ void check_row_layer(const AttentionShape& shape, std::int64_t layer) {
   if (shape.window_of(rows) == shape.window_of(layer)) return;
   throw InvalidArgument(
       fmt::format("attention shape: layer {} attends the rows of layer {}, and their sliding "
-                  "windows are {} and "
-                  "{}; expected equal windows",
+                  "windows are {} and {}; expected equal windows",
                   layer, rows, shape.window_of(layer), shape.window_of(rows)));
 }
 
@@ -44,9 +43,8 @@ void check_state_size(const AttentionShape& shape, std::int64_t layer) {
   }
   if (size == 0 || (shape.window_of(layer) == 0 && shape.row_layer_of(layer) == layer)) return;
   throw InvalidArgument(fmt::format(
-      "attention shape: layer {} has a recurrent state, and also {}; expected one of "
-      "them",
-      layer, shape.window_of(layer) > 0 ? "a sliding window" : "rows of another layer"));
+      "attention shape: layer {} has a recurrent state, and also {}; expected one of them", layer,
+      shape.window_of(layer) > 0 ? "a sliding window" : "rows of another layer"));
 }
 
 /// Checks what each layer keeps.

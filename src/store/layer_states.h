@@ -1,10 +1,9 @@
 // What a segment keeps for each layer of a model: rows, or a recurrent state.
 //
-// | layer (topkv/types.h) | kept | tokens grow by |
-// | --- | --- | --- |
-// | attention | rows in the RowStore | rows().append, or a device's prefill |
-// | attention over rows of an earlier layer | nothing: the views are of that layer's rows |
-// rows().extend | | recurrence | its state, and snapshots of earlier states | advance |
+// - Attention: rows in the RowStore. Tokens grow by rows().append, or by a device's prefill.
+// - Attention over rows of an earlier layer: nothing, for views are of that layer's rows. Tokens
+//   grow by rows().extend.
+// - Recurrence: its state, and snapshots of earlier states. Tokens grow by advance.
 //
 // Contexts, sessions and their files treat all layers alike through this class: tokens, take_back,
 // copy_from, bytes, transfer_state. Rows can go back to any token. A state can go back to a token

@@ -68,10 +68,7 @@ class Saving {
     check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
-    const AttentionShape& shape = meta_.shape;
-    for (std::int64_t layer = 0; layer < shape.layers; ++layer)
-      recurrent_.push_back(segment_.states->state(layer));
-    if (shape.row_layers() < shape.layers) table_.version = FileTable::newest_version;
+    if (meta_.shape.row_layers() < meta_.shape.layers) table_.version = FileTable::newest_version;
     table_.sections = sections_of(
         meta_, {!origin.tokens.empty(), queries, segment_.states->rows().bias(0) != nullptr});
     table_.sections.insert(table_.sections.begin(),
@@ -173,8 +170,10 @@ class Saving {
   void transfer(const Section& section, Archive& archive) {
     if (section.kind == SectionKind::queries)
       return queries_.fields(section.layer, meta_.tokens, archive);
-    if (section.kind == SectionKind::state)
-      return recurrent_[section.layer].fields(meta_.tokens, archive);
+    if (section.kind == SectionKind::state) {
+      RecurrentState state = segment_.states->state(section.layer);  // a copy, as queries_
+      return state.fields(meta_.tokens, archive);
+    }
     const SegmentIndex& index = *segment_.indices[section.index];
     const LayerIndex& layer = index.layer(section.layer);
     HeadIndex& head = *layer.heads[section.kv_head];
@@ -187,9 +186,8 @@ class Saving {
   const ContextOrigin& origin_;
   FileMeta meta_;
   std::string text_;
-  // Copies: an archive takes what it writes as if it were to change it.
-  PrefillQuerySample queries_;
-  std::vector<RecurrentState> recurrent_;  // per layer
+  PrefillQuerySample
+      queries_;  // a copy: an archive takes what it writes as if it were to change it
   FileTable table_;
   std::int64_t file_bytes_ = 0;
   std::int64_t bytes_ = 0;
