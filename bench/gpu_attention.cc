@@ -99,13 +99,16 @@ class Problem {
         lse_(shape.tokens * shape.q_heads) {}
 
   void attend(std::int64_t rows, bool causal) {
-    topkv::gpu::attend({.data = queries_.device.data.get(),
-                        .tokens = shape_.tokens,
+    topkv::gpu::attend({.layers = 1,
                         .q_heads = shape_.q_heads,
                         .kv_heads = shape_.kv_heads,
                         .head_dim = shape_.head_dim,
-                        .first = rows - shape_.tokens,
                         .scale = scale()},
+                       {.data = queries_.device.data.get(),
+                        .tokens = shape_.tokens,
+                        .heads = shape_.q_heads,
+                        .head_dim = shape_.head_dim,
+                        .first = rows - shape_.tokens},
                        {.keys = keys_.device.data.get(),
                         .values = values_.device.data.get(),
                         .head_stride = shape_.rows * shape_.head_dim,

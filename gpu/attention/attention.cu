@@ -220,28 +220,29 @@ int clamped(std::int64_t position) {
   return static_cast<int>(std::clamp(position, -max_rows, max_rows));
 }
 
-float cap_rate(const AttentionQueries& queries) {
-  return queries.softcap > 0 ? 2 * log2_e * queries.scale / queries.softcap : 0.0F;
+float cap_rate(const AttentionShape& shape) {
+  return shape.softcap > 0 ? 2 * log2_e * shape.softmax_scale() / shape.softcap : 0.0F;
 }
 
-void check(const AttentionQueries& queries, const DeviceRows& rows) {
+void check(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
+           const DeviceRows& rows) {
+  const float scale = shape.softmax_scale();
   if (!attention_supports(queries.head_dim)) {
     throw Unsupported("CUDA attention: head_dim is " + std::to_string(queries.head_dim) +
                       ", expected 64, 80, 96, 128 or 256");
   }
-  if (queries.kv_heads <= 0 || queries.kv_heads > 65535 ||
-      queries.q_heads % queries.kv_heads != 0) {
-    throw InvalidArgument("CUDA attention: " + std::to_string(queries.q_heads) +
-                          " query heads cannot share " + std::to_string(queries.kv_heads) +
+  if (shape.kv_heads <= 0 || shape.kv_heads > 65535 || queries.heads % shape.kv_heads != 0) {
+    throw InvalidArgument("CUDA attention: " + std::to_string(queries.heads) +
+                          " query heads cannot share " + std::to_string(shape.kv_heads) +
                           " KV heads, expected a multiple of 1 to 65535");
   }
-  if (!(queries.scale > 0)) {
-    throw InvalidArgument("CUDA attention: scale is " + std::to_string(queries.scale) +
+  if (!(scale > 0)) {
+    throw InvalidArgument("CUDA attention: scale is " + std::to_string(scale) +
                           ", expected more than 0");
   }
-  if (!(queries.softcap >= 0) || std::isinf(2 * queries.softcap / queries.scale) ||
-      std::isinf(cap_rate(queries))) {
-    throw InvalidArgument("CUDA attention: softcap is " + std::to_string(queries.softcap) +
+  if (!(shape.softcap >= 0) || std::isinf(2 * shape.softcap / scale) ||
+      std::isinf(cap_rate(shape))) {
+    throw InvalidArgument("CUDA attention: softcap is " + std::to_string(shape.softcap) +
                           ", expected 0 or a number that float32 can divide by and multiply with");
   }
   if (rows.count > max_rows || queries.tokens >= max_rows || rows.split < 0) {
@@ -258,13 +259,14 @@ bool attention_supports(std::int64_t head_dim) {
   return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
 }
 
-void attend(const AttentionQueries& queries, const DeviceRows& rows,
-            const DeviceVisibility& visible, const PartialView& partial, Into into,
-            cudaStream_t stream) {
-  check(queries, rows);
-  if (queries.tokens <= 0 || queries.q_heads == 0) return;
+void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
+            const DeviceRows& rows, const DeviceVisibility& visible, const PartialView& partial,
+            Into into, cudaStream_t stream) {
+  check(shape, queries, rows);
+  const float scale = shape.softmax_scale();
+  if (queries.tokens <= 0 || queries.heads == 0) return;
   if (rows.count <= 0 && into == Into::merge) return;
-  const std::int64_t group = queries.q_heads / queries.kv_heads;
+  const std::int64_t group = queries.heads / shape.kv_heads;
   const std::int64_t ahead = queries.first - rows.first;  // of token 0 relative to row 0
 
   AttentionTask task{};
@@ -279,19 +281,19 @@ void attend(const AttentionQueries& queries, const DeviceRows& rows,
   task.stride_behind = rows.stride_behind;
   task.rows = queries.tokens * group;
   task.group = static_cast<int>(group);
-  task.q_heads = static_cast<int>(queries.q_heads);
+  task.q_heads = static_cast<int>(queries.heads);
   task.count = static_cast<int>(std::max<std::int64_t>(rows.count, 0));
   task.split = static_cast<int>(std::min(rows.split, max_rows));
   task.end = clamped(visible.causal ? ahead + 1 : max_rows);
   task.begin = clamped(visible.window > 0 ? ahead - visible.window + 1 : -max_rows);
   task.sinks = clamped(visible.window > 0 ? std::max<std::int64_t>(visible.sinks - rows.first, 0)
                                           : max_rows);
-  task.scale = queries.scale;
-  task.scale_log2 = queries.scale * log2_e;
-  task.cap = queries.softcap / queries.scale;
-  task.cap_rate = cap_rate(queries);
+  task.scale = scale;
+  task.scale_log2 = scale * log2_e;
+  task.cap = shape.softcap / scale;
+  task.cap_rate = cap_rate(shape);
   task.merge = into == Into::merge;
-  launch(task, queries.head_dim, queries.kv_heads, stream);
+  launch(task, queries.head_dim, shape.kv_heads, stream);
 }
 
 }  // namespace topkv::gpu

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "src/attention/query_view.h"
+#include "topkv/types.h"
 #include "topkv/view.h"
 
 namespace topkv::gpu {
@@ -26,18 +28,6 @@ struct DeviceRows {
   const __nv_bfloat16* keys_behind = nullptr;
   const __nv_bfloat16* values_behind = nullptr;
   std::int64_t stride_behind = 0;  ///< the head stride of keys_behind and values_behind
-};
-
-/// A view of the queries of consecutive tokens, in device memory.
-struct AttentionQueries {
-  const __nv_bfloat16* data = nullptr;  ///< [tokens, q_heads, head_dim], contiguous
-  std::int64_t tokens = 0;
-  std::int64_t q_heads = 0;
-  std::int64_t kv_heads = 0;
-  std::int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256
-  std::int64_t first = 0;     ///< position of the first token
-  float scale = 0;            ///< factor of q·k
-  float softcap = 0;          ///< AttentionShape::softcap
 };
 
 /// The rows that a token at position p attends. With `causal`: x <= p. With window > 0 also: x <
@@ -59,8 +49,10 @@ bool attention_supports(std::int64_t head_dim);
 /// the empty partial (0, -inf). Asynchronous on the stream. Throws Unsupported for a head dim
 /// without a kernel. Throws InvalidArgument unless scale > 0, softcap >= 0, split >= 0 and all
 /// counts are at most 2^30. Throws Error when the launch fails.
-void attend(const AttentionQueries& queries, const DeviceRows& rows,
-            const DeviceVisibility& visible, const PartialView& partial, Into into,
-            cudaStream_t stream);
+///
+/// shape: gives KV heads, scale and softcap.
+void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
+            const DeviceRows& rows, const DeviceVisibility& visible, const PartialView& partial,
+            Into into, cudaStream_t stream);
 
 }  // namespace topkv::gpu

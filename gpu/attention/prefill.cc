@@ -201,9 +201,9 @@ class CudaPrefill final : public DevicePrefill {
 
   /// Of one query of some tokens over the positions that it meets: of the step's own rows and of
   /// those before `first`, which were there before.
-  void attend_pass(std::int64_t layer, const AttentionQueries& queries, const PositionRange& sees,
-                   const DeviceRows& own, std::int64_t first, const PartialView& partial,
-                   Into into) {
+  void attend_pass(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
+                   const PositionRange& sees, const DeviceRows& own, std::int64_t first,
+                   const PartialView& partial, Into into) {
     const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
     const PositionRange of_own = sees.within({own.first, own.first + own.count});
     const bool streamed = own.keys == nullptr;  // the store has them
@@ -223,8 +223,8 @@ class CudaPrefill final : public DevicePrefill {
   }
 
   /// Merges attention over rows of the store. causal: they are rows of the step's own tokens.
-  void stream(std::int64_t layer, const AttentionQueries& queries, const PositionRange& range,
-              bool causal, const PartialView& partial) {
+  void stream(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
+              const PositionRange& range, bool causal, const PartialView& partial) {
     if (range.size() == 0) return;
     const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
     tiles_.stream(views(layer), range, stored_keys(layer), compute_, [&](const DeviceRows& tile) {
@@ -307,7 +307,7 @@ class CudaPrefill final : public DevicePrefill {
 
   /// A full chunk that sees its own rows, or all of a tile, goes through cuDNN where it is, all
   /// else through our kernel.
-  void attend_rows(const AttentionQueries& queries, const DeviceRows& rows,
+  void attend_rows(const QueryView<__nv_bfloat16>& queries, const DeviceRows& rows,
                    const DeviceVisibility& visible, const PartialView& partial, Into into) {
     // With rows of some tokens only, the causal edge is not where cuDNN has it.
     const bool fits = visible.causal ? rows.count == queries.tokens : is_planned(rows.count);
@@ -318,12 +318,12 @@ class CudaPrefill final : public DevicePrefill {
                                reinterpret_cast<float*>(memory_.data() + layout_.cudnn_lse)};
         cudnn_->attend(shape, queries.data, rows.keys, rows.values, out,
                        memory_.data() + layout_.workspace, compute_);
-        store_cudnn_partial(out, queries.tokens, queries.q_heads, queries.head_dim, partial, into,
+        store_cudnn_partial(out, queries.tokens, queries.heads, queries.head_dim, partial, into,
                             compute_);
         return;
       }
     }
-    gpu::attend(queries, rows, visible, partial, into, compute_);
+    gpu::attend(shape_, queries, rows, visible, partial, into, compute_);
   }
 
   /// The store's arrays of a layer as views, whatever has arrived: copies wait for their rows.
@@ -365,18 +365,11 @@ class CudaPrefill final : public DevicePrefill {
   }
 
   /// Of `count` of the step's tokens from number `begin` on; first: the position of number 0.
-  AttentionQueries queries_of(const ChunkPass& pass, std::int64_t first, std::int64_t begin,
-                              std::int64_t count) const {
-    AttentionQueries queries;
-    queries.data = bf16_queries(pass.form) + begin * shape_.q_heads * shape_.head_dim;
-    queries.tokens = count;
-    queries.q_heads = shape_.q_heads;
-    queries.kv_heads = shape_.kv_heads;
-    queries.head_dim = shape_.head_dim;
-    queries.first = first + begin;
-    queries.scale = shape_.softmax_scale();
-    queries.softcap = shape_.softcap;
-    return queries;
+  QueryView<__nv_bfloat16> queries_of(const ChunkPass& pass, std::int64_t first, std::int64_t begin,
+                                      std::int64_t count) const {
+    return QueryView<__nv_bfloat16>{bf16_queries(pass.form), begin + count, shape_.q_heads,
+                                    shape_.head_dim, first}
+        .part(begin, count);
   }
 
   /// The rows of a step whose layer attends the rows of another layer: they are on their way to the

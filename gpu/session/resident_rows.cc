@@ -212,18 +212,18 @@ DeviceRows ResidentRows::rows_at(PositionRange range, const __nv_bfloat16* of_co
 }
 
 /// Sinks before the window's rows, and the window with the new ones: two disjoint sets.
-void ResidentRows::attend(std::int64_t layer, std::int64_t added, const AttentionQueries& queries,
-                          const PositionRange& sees, const PartialView& partial,
-                          cudaStream_t stream) const {
+void ResidentRows::attend(std::int64_t layer, std::int64_t added,
+                          const QueryView<__nv_bfloat16>& queries, const PositionRange& sees,
+                          const PartialView& partial, cudaStream_t stream) const {
   const LayerWindow& window = of(layer);
   const std::int64_t begin = window_begin(layer, queries.first);
   const PositionRange last = sees.within({begin, queries.first + added});
-  gpu::attend(queries, rows_at(last, context_->rows(layer), window.context_rows, own_rows(layer)),
-              {true, window.dense ? 0 : window.window, window.sinks}, partial, Into::overwrite,
-              stream);
+  gpu::attend(
+      shape_, queries, rows_at(last, context_->rows(layer), window.context_rows, own_rows(layer)),
+      {true, window.dense ? 0 : window.window, window.sinks}, partial, Into::overwrite, stream);
   const PositionRange sinks = sees.within({0, std::min(window.sinks, begin)});
   if (sinks.size() == 0) return;
-  gpu::attend(queries,
+  gpu::attend(shape_, queries,
               rows_at(sinks, context_->sinks(layer), {0, window.context_sinks}, own_sinks(layer)),
               {}, partial, Into::merge, stream);
 }

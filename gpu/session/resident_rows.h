@@ -64,7 +64,7 @@ class ResidentRows {
 
   /// Writes the partial of the rows at the positions `sees`. The last `added` rows begin at the
   /// first query's position.
-  void attend(std::int64_t layer, std::int64_t added, const AttentionQueries& queries,
+  void attend(std::int64_t layer, std::int64_t added, const QueryView<__nv_bfloat16>& queries,
               const PositionRange& sees, const PartialView& partial, cudaStream_t stream) const;
 
  private:

@@ -41,14 +41,8 @@ void CudaStep::begin(const AttentionStep& step, std::int64_t first,
   of_context = {};
   of_own = {};
   sums = nullptr;
-  queries.data = at<__nv_bfloat16>(layout().queries);
-  queries.tokens = given.tokens;
-  queries.q_heads = attention.q_heads;
-  queries.kv_heads = attention.kv_heads;
-  queries.head_dim = attention.head_dim;
-  queries.first = first;
-  queries.scale = attention.softmax_scale();
-  queries.softcap = attention.softcap;
+  queries = {at<__nv_bfloat16>(layout().queries), given.tokens, attention.q_heads,
+             attention.head_dim, first};
 }
 
 void CudaStep::leave() {

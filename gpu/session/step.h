@@ -102,7 +102,7 @@ struct CudaStep {
   // Of this step.
   AttentionStep given;
   PositionRange sees;
-  AttentionQueries queries;
+  QueryView<__nv_bfloat16> queries;
   int id = 0;                    // in its workspace
   bool copied_by_scan = false;   // the scan gives the host its copies
   TailParts of_context, of_own;  // partials of scans, or of the host's tail

@@ -83,12 +83,13 @@ void CudaWindow::stream(std::int64_t layer, std::span<const RowSpan> rows,
   if (range.size() == 0) return;
   views_.clear();
   for (const RowSpan& span : rows) views_.push_back(span.rows);
-  step_.workspaces->tiles()->stream(
-      views_, {range.begin - first, range.end - first}, resident_.stored_keys(layer), step_.compute,
-      [&](DeviceRows tile) {
-        tile.first += first;
-        gpu::attend(step_.queries, tile, visible, step_.exact(), Into::merge, step_.compute);
-      });
+  step_.workspaces->tiles()->stream(views_, {range.begin - first, range.end - first},
+                                    resident_.stored_keys(layer), step_.compute,
+                                    [&](DeviceRows tile) {
+                                      tile.first += first;
+                                      gpu::attend(step_.attention, step_.queries, tile, visible,
+                                                  step_.exact(), Into::merge, step_.compute);
+                                    });
 }
 
 PartialView CudaWindow::partial() {

@@ -97,9 +97,8 @@ void attend_tile(const Tile& tile, const RowSpan& span, PositionRange keys, OutR
   const std::int64_t d = tile.dim;
   s.resize(m, d);
   for (std::int64_t row = 0; row < m; ++row) {
-    const float* q = tile.queries.data +
-                     (tile.begin + row / tile.group) * tile.queries.token_stride +
-                     (tile.head + row % tile.group) * tile.queries.head_stride;
+    const float* q =
+        tile.queries.query(tile.begin + row / tile.group, tile.head + row % tile.group);
     std::copy(q, q + d, &s.queries[row * d]);
   }
   scale_by(s.queries.data(), m * d, tile.scale);

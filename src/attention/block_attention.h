@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "src/attention/query_view.h"
 #include "topkv/attention.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
@@ -28,20 +29,6 @@ struct RowSpan {
   std::int64_t first = 0;
 
   std::int64_t end() const { return first + rows.count(); }
-};
-
-/// Queries of consecutive tokens.
-struct TokenQueries {
-  const float* data = nullptr;  ///< [tokens, q_heads, head_dim] with the strides below
-  std::int64_t tokens = 0;
-  std::int64_t token_stride = 0;  ///< elements
-  std::int64_t head_stride = 0;   ///< elements
-  std::int64_t first = 0;         ///< position of the first token
-
-  /// `count` of the tokens, from number `begin` on.
-  TokenQueries part(std::int64_t begin, std::int64_t count) const {
-    return {data + begin * token_stride, count, token_stride, head_stride, first + begin};
-  }
 };
 
 /// Partials of the queries over those rows of each KV head's span that they may attend.

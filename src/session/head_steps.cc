@@ -22,8 +22,7 @@ void HeadSteps::copy_queries(std::int64_t layer, std::int64_t head, const TokenQ
   const auto searched = std::span(session_.segments).first(session_.searched_segments);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
-    const float* q = queries.data + token * queries.token_stride +
-                     (head * group + i % group) * queries.head_stride;
+    const float* q = queries.query(token, head * group + i % group);
     std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
     for (std::size_t s = 0; s < searched.size(); ++s) {
       step.allowed[s][static_cast<std::size_t>(i)] =

@@ -109,11 +109,9 @@ std::int64_t ListAttention::place(const List& list) const {
 /// Scores the rows of a list as they become known.
 void ListAttention::drain(const ListJob& job, const List& list, ArrivingRows& rows) {
   const std::int64_t group = session_.shape.group();
-  const TokenQueries& queries = job.queries;
   const Segment& segment = list.own ? session_.segments.back() : session_.segments[0];
-  rows.begin(
-      queries.data + list.token * queries.token_stride + list.kv_head * group * queries.head_stride,
-      group, segment.rows(job.layer, list.kv_head));
+  rows.begin(job.queries.query(list.token, list.kv_head * group), group,
+             segment.rows(job.layer, list.kv_head));
   if (const std::int64_t number = place(list) - scanned_lists(); number >= 0) {
     const auto border = [&](std::int64_t i) {
       return job.plain.begin + job.plain.size() * i / job.plain_lists;

@@ -199,7 +199,7 @@ void RuledSource::attend_all(const Round& round) {
                                 .scale = shape.softmax_scale(),
                                 .softcap = shape.softcap};
         attend_tokens(of,
-                      {&step.queries[static_cast<std::size_t>(i * d)], 1, same * d, d,
+                      {&step.queries[static_cast<std::size_t>(i * d)], 1, same, d,
                        queries.first + token(i) - window.window},
                       {}, &between, step.retrieved.view().part(i, same));
       }

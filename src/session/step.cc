@@ -92,8 +92,7 @@ void begin_step(Step& step) {
   const std::int64_t first = of.position(step.step.layer) + step.skipped;
   step.joined = false;
   step.searched = of.searches(step.step.layer, first + step.step.tokens);
-  const std::int64_t d = of.shape.head_dim;
-  step.queries = {nullptr, step.step.tokens, of.shape.q_heads * d, d, first};
+  step.queries = {nullptr, step.step.tokens, of.shape.q_heads, of.shape.head_dim, first};
   of.backend.inputs->begin(step.step, first, of.sees);
 }
 

@@ -26,10 +26,9 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
   void begin(const AttentionStep& step, std::int64_t first,
              const PositionRange& /*sees*/) override {
     const AttentionShape& a = shape_.attention;
-    const std::int64_t d = a.head_dim;
     given_ = step;
-    queries_ = {step.q, step.tokens, a.q_heads * d, d, first};
-    out_.reset(step.tokens * a.q_heads, d);
+    queries_ = {step.q, step.tokens, a.q_heads, a.head_dim, first};
+    out_.reset(step.tokens * a.q_heads, a.head_dim);
     if (scanner_) scanner_->begin_step(queries_, out_.view());
   }
 

@@ -55,7 +55,7 @@ class HostPrefill final : public DevicePrefill {
                     TensorView::tokens_first(step.k, DType::f32, kept, shape_.kv_heads, d),
                     TensorView::tokens_first(step.v, DType::f32, kept, shape_.kv_heads, d));
     }
-    const TokenQueries queries{step.q, step.tokens, shape_.q_heads * d, d, first};
+    const TokenQueries queries{step.q, step.tokens, shape_.q_heads, d, first};
     lse_.reset(heads, 0);
     const PartialView out{step.out, step.lse != nullptr ? step.lse : lse_.view().lse, heads, d};
     reach_fault("prefill.attend");

@@ -106,7 +106,7 @@ void HostScanner::add_tokens(const Scan& scan, std::int64_t head, Found HostScan
   for (std::int64_t i = head; i < std::ssize(allowed); i += a.kv_heads) {
     const std::int64_t token = scan.token + i / a.kv_heads;
     const std::int64_t at = token * a.q_heads + head * a.group();
-    tokens.push_back({.queries = queries_.data + at * a.head_dim,
+    tokens.push_back({.queries = queries_.query(token, head * a.group()),
                       .allowed = allowed[static_cast<std::size_t>(i)],
                       .listed = &found.listed[static_cast<std::size_t>(i)],
                       .parts = parts.part(at, a.group())});

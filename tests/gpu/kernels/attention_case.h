@@ -71,15 +71,20 @@ class AttentionCase {
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)); }
   topkv::PartialView partial() const { return {out_.data(), lse_.data()}; }
 
-  topkv::gpu::AttentionQueries queries() const {
-    return {.data = device_queries_.data(),
-            .tokens = shape_.tokens,
+  topkv::AttentionShape attention() const {
+    return {.layers = 1,
             .q_heads = q_heads(),
             .kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
-            .first = shape_.first_token,
             .scale = scale(),
             .softcap = shape_.softcap};
+  }
+  topkv::QueryView<__nv_bfloat16> queries() const {
+    return {.data = device_queries_.data(),
+            .tokens = shape_.tokens,
+            .heads = q_heads(),
+            .head_dim = shape_.head_dim,
+            .first = shape_.first_token};
   }
   /// Rows [begin, end) of the case's.
   topkv::gpu::DeviceRows rows(std::int64_t begin, std::int64_t end) const {
@@ -107,7 +112,8 @@ class AttentionCase {
   }
 
   void attend(std::int64_t begin, std::int64_t end, topkv::gpu::Into into) {
-    topkv::gpu::attend(queries(), rows(begin, end), shape_.visible, partial(), into, nullptr);
+    topkv::gpu::attend(attention(), queries(), rows(begin, end), shape_.visible, partial(), into,
+                       nullptr);
   }
   Answer answer() const { return {out_.read(), lse_.read()}; }
 

@@ -256,25 +256,26 @@ TEST(GpuAttention, SoftCappedScoresLeaveUnseenRowsUnseenAndPartialsMerge) {
 TEST(GpuAttention, RefusesWhatItCannotCompute) {
   TOPKV_NEEDS_GPU();
   AttentionCase problem({.rows = 10});
+  auto shape = problem.attention();
   auto queries = problem.queries();
   queries.head_dim = 72;
   const auto attend = [&] {
-    topkv::gpu::attend(queries, problem.rows(0, 10), {}, problem.partial(), Into::overwrite,
+    topkv::gpu::attend(shape, queries, problem.rows(0, 10), {}, problem.partial(), Into::overwrite,
                        nullptr);
   };
   EXPECT_FALSE(topkv::gpu::attention_supports(72));
   EXPECT_THROW(attend(), topkv::Unsupported);
   queries = problem.queries();
-  queries.scale = 0;
+  shape.scale = -1;
   EXPECT_THROW(attend(), topkv::InvalidArgument);
-  queries = problem.queries();
+  shape = problem.attention();
   auto rows = problem.rows(0, 10);
   rows.split = -1;
-  EXPECT_THROW(topkv::gpu::attend(queries, rows, {}, problem.partial(), Into::overwrite, nullptr),
-               topkv::InvalidArgument);
+  EXPECT_THROW(
+      topkv::gpu::attend(shape, queries, rows, {}, problem.partial(), Into::overwrite, nullptr),
+      topkv::InvalidArgument);
   for (const float softcap : {-1.0F, NAN, INFINITY, 1e-40F}) {
-    queries = problem.queries();
-    queries.softcap = softcap;
+    shape.softcap = softcap;
     EXPECT_THROW(attend(), topkv::InvalidArgument) << softcap;
   }
 }

@@ -330,12 +330,15 @@ TEST(GpuSelection, AllPagesChosenIsDenseAttention) {
   chosen.attend(16);
   const DeviceArray<float> out(of.head_steps * of.group * of.dim);
   const DeviceArray<float> lse(of.head_steps * of.group);
-  attend({.data = of.device_queries.data(),
-          .tokens = 1,
+  attend({.layers = 1,
           .q_heads = of.head_steps * of.group,
           .kv_heads = of.head_steps,
           .head_dim = of.dim,
           .scale = of.scale()},
+         {.data = of.device_queries.data(),
+          .tokens = 1,
+          .heads = of.head_steps * of.group,
+          .head_dim = of.dim},
          of.device_rows(), {}, {out.data(), lse.data()}, Into::overwrite, nullptr);
   const std::vector<float> got = chosen.out.read();
   const std::vector<float> want = out.read();
