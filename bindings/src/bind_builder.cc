@@ -94,8 +94,18 @@ void bind_builder(py::module_& module) {
           },
           py::arg("tokens"),
           "Forgets the tokens from number `tokens` on, in all layers: rejected speculative tokens, "
-          "or tokens of a step that not all layers have taken. With recurrent states, tokens must "
-          "be reachable(tokens).")
+          "or tokens of a step that not all layers have taken. With recurrent states and sliding "
+          "windows, tokens must be reachable(tokens).")
+      .def(
+          "resume",
+          [](Builder& self, const Context& context) {
+            const Exclusive::Write use(self.use, busy);
+            const GilReleased released;
+            self.builder.resume(context);
+          },
+          py::arg("context"),
+          "Gives the builder, which has no tokens yet, a copy of all that a context of the same "
+          "shape and dtype holds, so that a text can be read on.")
       .def(
           "append", &append, py::arg("layer"), py::arg("keys"), py::arg("values"),
           "Appends K (post-RoPE) and V of the next tokens of a layer: [tokens, kv_heads, head_dim] "

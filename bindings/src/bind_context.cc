@@ -93,7 +93,8 @@ void bind_context(py::module_& module) {
             return view_of(self, self->rows(layer, kv_head).keys);
           },
           py::arg("layer"), py::arg("kv_head"),
-          "Keys [tokens, head_dim] in place, read-only. bf16 rows, which NumPy lacks, are a uint16 "
+          "Keys [tokens - first_row(layer), head_dim] in place, read-only. bf16 rows, which NumPy "
+          "lacks, are a uint16 "
           "view; q8 and q4 rows are a copy in float32.")
       .def(
           "values",
@@ -101,6 +102,9 @@ void bind_context(py::module_& module) {
             return view_of(self, self->rows(layer, kv_head).values);
           },
           py::arg("layer"), py::arg("kv_head"), "Values, as keys().")
+      .def("first_row", &Context::first_row, py::arg("layer"),
+           "The number of the first token whose rows a layer has: above 0 for a layer with a "
+           "sliding window, whose earlier rows no later token attends.")
       .def(
           "state",
           [](const Context& self, std::int64_t layer) { return copy_of(self.state(layer)); },

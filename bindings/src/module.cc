@@ -19,8 +19,8 @@ PYBIND11_MODULE(_core, module) {
   bind_index(module);
   bind_own_index(module);
   bind_attention(module);
-  bind_builder(module);
   bind_context(module);
+  bind_builder(module);
   bind_context_file(module);
   bind_session(module);
   bind_tokenizer(module);

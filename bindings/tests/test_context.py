@@ -520,3 +520,30 @@ def test_layers_share_rows_and_keep_recurrent_states(random, tmp_path):
         session.attend(1, q[1, :1], k[:1], v[:1])
     with pytest.raises(topkv.InvalidArgument, match="None only together"):
         session.attend(0, q[0, :1], None, None)
+
+
+def test_a_builder_reads_on_where_a_context_ends():
+    shape = topkv.AttentionShape(layers=2, q_heads=2, kv_heads=1, head_dim=8, sliding_window=[5, 0])
+    rng = np.random.default_rng(7)
+    k, v = (rng.standard_normal((60, 1, 8)).astype(np.float32) for _ in range(2))
+    builder = topkv.ContextBuilder(shape, capacity=40, dtype="f32")
+    for layer in range(2):
+        builder.append(layer, k[:40], v[:40])
+    context = builder.freeze()
+    assert [context.first_row(layer) for layer in range(2)] == [35, 0]
+    np.testing.assert_array_equal(context.keys(0, 0), k[35:40, 0])
+    np.testing.assert_array_equal(context.keys(1, 0), k[:40, 0])
+    with pytest.raises(topkv.InvalidArgument, match="layer 2 of a context with 2 layers"):
+        context.first_row(2)
+    on = topkv.ContextBuilder(shape, capacity=60, dtype="f32")
+    on.resume(context)
+    with pytest.raises(topkv.InvalidArgument, match="layer 0 of the builder has 40 tokens"):
+        on.resume(context)
+    for layer in range(2):
+        on.append(layer, k[40:], v[40:])
+    assert on.reachable(55) == 55 and on.reachable(39) == 0
+    with pytest.raises(topkv.InvalidArgument, match="rows of its sliding window; truncate to 0"):
+        on.truncate(39)
+    whole = on.freeze()
+    np.testing.assert_array_equal(whole.values(0, 0), v[55:, 0])
+    np.testing.assert_array_equal(whole.values(1, 0), v[:, 0])

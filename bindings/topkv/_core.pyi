@@ -277,6 +277,9 @@ class ContextBuilder:
     def truncate(self, tokens: int) -> None:
         """Forgets the tokens from this number on, in all layers."""
 
+    def resume(self, context: Context) -> None:
+        """Takes a copy of all that a context holds; the builder has no tokens yet."""
+
     def append(self, layer: int, keys: Array, values: Array) -> None:
         """Appends K and V of a layer's next tokens: [tokens, kv_heads, head_dim], strided, in host memory."""
 
@@ -349,9 +352,12 @@ class Context:
         """Whether the context has the index of this spec, in any spelling."""
 
     def keys(self, layer: int, kv_head: int) -> NDArray[Any]:
-        """Keys [tokens, head_dim] in place, read-only; uint16 for bf16."""
+        """Keys [tokens - first_row(layer), head_dim] in place, read-only; uint16 for bf16."""
 
     def values(self, layer: int, kv_head: int) -> NDArray[Any]: ...
+    def first_row(self, layer: int) -> int:
+        """The token of row 0: above 0 for a layer with a sliding window."""
+
     def state(self, layer: int) -> NDArray[np.float32]:
         """A copy of the recurrent state of a layer after the last token."""
 

@@ -123,10 +123,7 @@ class CudaPrefill final : public DevicePrefill {
       if (shape.is_attention(layer)) last_layer_ = layer;
     }
     make_plans();
-    if (!store.keeps()) {
-      const Region& rows = store.whole_region();
-      store.keep(page_lock(rows.data(), rows.bytes()));
-    }
+    store.lock_pages([](std::byte* rows, std::int64_t bytes) { return page_lock(rows, bytes); });
   }
 
   ~CudaPrefill() override { wait_for_streams(); }  // copies into the store may be under way
@@ -342,8 +339,13 @@ class CudaPrefill final : public DevicePrefill {
     const std::size_t slot = chunk_slot();
     settle(slot);
     Flight& flight = flights_[slot];
+    const std::int64_t first = given_[static_cast<std::size_t>(first_layer_)];
+    if (!store_.has_memory_to(first + rows)) {
+      finish();  // rows that are on their way, or read, must not move
+      store_.slide();
+    }
     flight.rows = rows;
-    flight.first = given_[static_cast<std::size_t>(first_layer_)];
+    flight.first = first;
     TOPKV_CUDA(cudaMemsetAsync(nonfinite_on_device(slot), 0xff,
                                static_cast<std::size_t>(nonfinite_flags(shape_)) * 8, compute_));
   }
@@ -429,10 +431,9 @@ class CudaPrefill final : public DevicePrefill {
            shape_.kv_heads * d * bytes_of(DType::f32));
     }
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      const RowStore::Arrays arrays = store_.arrays(step.layer, head);
-      copy(arrays.keys + given_[l] * key, out.keys + head * out.head_bytes, own.count * key);
-      copy(arrays.values + given_[l] * value, out.values + head * out.head_bytes,
-           own.count * value);
+      const RowStore::Arrays arrays = store_.arrays(step.layer, head, given_[l]);
+      copy(arrays.keys, out.keys + head * out.head_bytes, own.count * key);
+      copy(arrays.values, out.values + head * out.head_bytes, own.count * value);
     }
     slot_free_[slot].record(out_);
     rows_out_[l].record(out_);

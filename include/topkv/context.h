@@ -137,9 +137,14 @@ class Context : public std::enable_shared_from_this<Context> {
   bool has_index(std::string_view spec) const;
 
   /// Returns the rows that one layer and KV head attends; they may be the rows of an earlier layer
-  /// (AttentionShape::row_layer). The view is valid while the context lives. Throws InvalidArgument
-  /// for a layer or KV head that the context does not have, and for a layer with a recurrent state.
+  /// (AttentionShape::row_layer). Row i is of token first_row(layer) + i. The view is valid while
+  /// the context lives. Throws InvalidArgument for a layer or KV head that the context does not
+  /// have, and for a layer with a recurrent state.
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
+  /// Returns the number of the first token whose rows a layer has: above 0 for a layer with a
+  /// sliding window, whose earlier rows no later token attends. Throws InvalidArgument for a layer
+  /// that the context does not have.
+  std::int64_t first_row(std::int64_t layer) const;
   /// Returns the recurrent state of one layer after the last token: AttentionShape::state_size_of
   /// values, or no value if there is no token. The view is valid while the context lives. Throws
   /// InvalidArgument for a layer without a recurrent state.
@@ -284,10 +289,24 @@ class ContextBuilder {
   /// snapshot takes the memory of all states. Throws InvalidArgument when layers hold different
   /// numbers of tokens.
   void snapshot();
-  /// Returns the most tokens, at most `tokens`, that truncate() can keep. Rows can go back to any
-  /// token. Recurrent states can go back to a snapshot, to the token before the last advance(), and
-  /// to 0.
+  /// Returns the most tokens, at most `tokens`, that truncate() can keep. Layers that attend all
+  /// tokens can go back to any token. Recurrent states can go back to a snapshot, to the token
+  /// before the last advance(), and to 0.
+  ///
+  /// A layer with a sliding window can go back by one window at least, by the last step, and to 0.
+  /// Beyond that it keeps no rows.
   std::int64_t reachable(std::int64_t tokens) const;
+
+  /// Gives the builder a copy of all that a context holds, so that a text can be read on. The
+  /// builder has no tokens yet. Queries that the context kept are kept on
+  /// (ContextOptions::keep_queries).
+  ///
+  /// Throws OutOfMemory when the rows do not fit. Throws InvalidArgument, and leaves the builder
+  /// without tokens, when:
+  /// - the builder has tokens, or no capacity for the context's;
+  /// - the attention shapes or the dtypes of the rows differ;
+  /// - the context has the own rows of a session (Session::own_rows), which came after others.
+  void resume(const Context& context);
 
   /// Waits until the rows of all steps are in host memory. Reports values that are not finite, as a
   /// later call of attend() would. On the host there is nothing to wait for.
@@ -299,9 +318,9 @@ class ContextBuilder {
   /// Keeps the first `tokens` tokens of every layer and forgets all later ones. It takes back
   /// speculative tokens that were rejected, or a step that only some layers have taken.
   ///
-  /// Throws InvalidArgument when a layer has fewer tokens, and when a layer no longer has its
-  /// recurrent state at this token. The message names reachable(tokens): truncate to that, and give
-  /// the tokens after it again.
+  /// Throws InvalidArgument when a layer has fewer tokens, and when a layer no longer has what it
+  /// kept at this token: its recurrent state, or the rows of its sliding window. The message names
+  /// reachable(tokens): truncate to that, and give the tokens after it again.
   void truncate(std::int64_t tokens);
 
   /// Returns the number of tokens that a layer was given. Throws InvalidArgument for a layer that

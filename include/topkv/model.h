@@ -177,7 +177,8 @@ struct ModelConfig {
   /// Returns one line of warning, with both numbers, when `tokens` is above reach(). Else returns
   /// an empty text.
   std::string beyond_reach(std::int64_t tokens) const;
-  /// Returns the bytes of K and V of one token over all layers.
+  /// Returns the bytes of K and V of one token over all layers. A context keeps less where layers
+  /// have a sliding window (AttentionShape::context_bytes).
   std::int64_t kv_bytes_per_token(KvDType dtype) const;
   /// Returns the rotary angles of a layer.
   LayerRope rope_of(std::int64_t layer) const {

@@ -444,16 +444,17 @@ class Session {
   /// snapshot takes the memory of all states. Forks and own_rows() keep snapshots too. Throws
   /// InvalidArgument when it is called during a step.
   void snapshot();
-  /// Returns the most own tokens, at most `own_tokens`, that truncate() can keep. Rows can go back
-  /// to any token. Recurrent states can go back to a snapshot, to the token before the last
-  /// advance(), and to 0, which is the end of the context.
+  /// Returns the most own tokens, at most `own_tokens`, that truncate() can keep. Rows that the
+  /// session was given can go back to any token. Recurrent states can go back to a snapshot, to the
+  /// token before the last advance(), and to 0, which is the end of the context.
   std::int64_t reachable(std::int64_t own_tokens) const;
 
   /// Keeps the session's first `own_tokens` own tokens and forgets all later ones, in all layers.
   /// It takes back speculative tokens that were rejected.
   ///
-  /// Throws InvalidArgument when a layer has fewer tokens, and when a layer no longer has its
-  /// recurrent state at this token. The message names reachable(own_tokens): truncate to that, and
+  /// Throws InvalidArgument when a layer has fewer tokens, and when a layer no longer has what it
+  /// kept at this token: its recurrent state, or, after resume(), the rows of its sliding window
+  /// (Context::first_row). The message names reachable(own_tokens): truncate to that, and
   /// give the tokens after it again.
   void truncate(std::int64_t own_tokens);
 

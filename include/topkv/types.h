@@ -89,9 +89,13 @@ struct PositionRange {
 ///
 /// | layer | kept | set by |
 /// | --- | --- | --- |
-/// | attention | rows: K and V of every token | nothing, or sliding_window |
+/// | attention | rows: K and V of every token | nothing |
+/// | attention over the last tokens | rows of the last tokens | sliding_window |
 /// | attention over rows of an earlier layer | nothing | row_layer |
 /// | recurrence | a state of fixed size | state_size |
+///
+/// For a sliding window of w tokens, a context keeps the rows of its last w tokens. A session keeps
+/// the rows of all tokens of its own.
 ///
 /// The query heads that share a KV head are its *group* (grouped-query attention). Query head h
 /// belongs to KV head h / group().
@@ -156,7 +160,10 @@ struct AttentionShape {
   std::int64_t first_attention() const;
   /// Returns the number of layers that have rows of their own.
   std::int64_t row_layers() const;
-  /// Returns the bytes of the rows of one token, in all layers.
+  /// Returns the bytes of the rows of a context of `tokens` tokens. A layer with a sliding window
+  /// has rows of the window's tokens alone. Not checked for overflow.
+  std::int64_t context_bytes(KvDType dtype, std::int64_t tokens) const;
+  /// Returns the bytes of the rows of one token, in all layers: of one more token of a session.
   std::int64_t bytes_per_token(KvDType dtype) const {
     return row_layers() * kv_heads * dtype.row_bytes(head_dim);
   }

@@ -93,7 +93,14 @@ RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
     throw InvalidArgument(
         fmt::format("layer {} keeps a recurrent state and so has no rows and no index", layer));
   }
-  return segment_->rows(layer, kv_head);
+  return segment_->rows(layer, kv_head).part({first_row(layer), tokens()});
+}
+
+std::int64_t Context::first_row(std::int64_t layer) const {
+  if (layer < 0 || layer >= shape_.layers)
+    throw InvalidArgument(
+        fmt::format("layer {} of a context with {} layers", layer, shape_.layers));
+  return segment_->states->rows().first_row(layer);
 }
 
 std::span<const float> Context::state(std::int64_t layer) const {

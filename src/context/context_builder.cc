@@ -8,6 +8,7 @@
 #include "src/context/attention_step.h"
 #include "src/context/prefill_visibility.h"
 #include "src/context/segment.h"
+#include "src/context/shape_difference.h"
 #include "src/core/io/faults.h"
 #include "src/core/math/key_bias.h"
 #include "topkv/context.h"
@@ -53,7 +54,7 @@ struct ContextBuilder::State {
 
   std::shared_ptr<LayerStates> make_states(std::int64_t capacity) const {
     auto made = std::make_shared<LayerStates>(shape, options.dtype, capacity, options.memory_budget,
-                                              "context");
+                                              "context", SlidingRows::last);
     made->rows().set_bias(bias, 0);
     return made;
   }
@@ -190,6 +191,7 @@ struct ContextBuilder::State {
     close();
     const std::int64_t larger = std::max(chunk, tokens);
     reach_fault("builder.open");
+    states->rows().make_room_for_steps(larger);
     std::vector<std::int64_t> held;
     for (std::int64_t l = 0; l < shape.layers; ++l) held.push_back(states->rows().size(l));
     prefill = device.compute()->prefill_attention(shape, visible, larger, states->rows());
@@ -305,6 +307,39 @@ std::int64_t ContextBuilder::reachable(std::int64_t tokens) const {
   return state_->states->reachable(tokens);
 }
 
+void ContextBuilder::resume(const Context& context) {
+  State& s = *state_;
+  s.check_usable();
+  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
+    if (s.tokens(layer) == 0) continue;
+    throw InvalidArgument(
+        fmt::format("resume: layer {} of the builder has {} tokens; give the context to a new one",
+                    layer, s.tokens(layer)));
+  }
+  const Segment& segment = *context.segment_;
+  if (const std::string other = shape_difference(context.shape(), s.shape); !other.empty())
+    throw InvalidArgument("resume: the context's attention shape differs from the builder's: " +
+                          other);
+  if (context.dtype() != s.options.dtype) {
+    throw InvalidArgument(fmt::format("resume: rows in {}; the builder's are in {}",
+                                      context.dtype().name(), s.options.dtype.name()));
+  }
+  if (segment.tokens_before >= 0) {
+    throw InvalidArgument(fmt::format(
+        "resume: the rows came after {} tokens of a context; expected a context's own rows",
+        segment.tokens_before));
+  }
+  s.check_room(s.shape.first_attention(), context.tokens());
+  const auto lock = s.device.compute()->lock();
+  s.close();
+  s.states->copy_from(*segment.states);
+  if (s.options.keep_queries && segment.queries) {
+    s.queries = *segment.queries;
+  } else {
+    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.queries.lose(layer);
+  }
+}
+
 void ContextBuilder::synchronize() {
   State& s = *state_;
   s.check_usable();
@@ -350,14 +385,12 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
   State& s = *state_;
   s.check_usable();
   s.check_equal_layers("freezing");
-  {
-    const auto lock = s.device.compute()->lock();
-    s.close();
-  }
-  s.states->freeze();
+  const auto lock = s.device.compute()->lock();
+  s.close();
   auto queries = std::make_shared<const PrefillQuerySample>(s.queries);
   auto context =
       Context(s.shape, {.states = s.states, .queries = std::move(queries)}).with_index("exact");
+  s.states->freeze();
   s.states.reset();
   s.queries = {};
   return context;

@@ -42,7 +42,7 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
   const bool building = !built->shared && built->keys(1) > 0;
   // For rows that a device can copy quickly, where there are codes to make.
   std::unique_ptr<CodeEncoder> encoder;
-  if (building && spec.factory().traits().has_codes && segment.states->rows().keeps()) {
+  if (building && spec.factory().traits().has_codes && segment.states->rows().is_locked()) {
     try {
       encoder = device.compute()->code_encoder(shape.head_dim);
     } catch (const OutOfMemory&) {  // the host's threads make them

@@ -126,6 +126,15 @@ std::int64_t AttentionShape::row_layers() const {
   return count;
 }
 
+std::int64_t AttentionShape::context_bytes(KvDType dtype, std::int64_t tokens) const {
+  std::int64_t rows = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    if (!has_rows(layer)) continue;
+    rows += window_of(layer) > 0 ? std::min(window_of(layer), tokens) : tokens;
+  }
+  return rows * kv_heads * dtype.row_bytes(head_dim);
+}
+
 void AttentionShape::check() const {
   const auto positive = [](std::int64_t value, const char* what) {
     if (value < 1) {

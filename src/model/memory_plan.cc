@@ -154,8 +154,8 @@ class Planner {
     const AttentionShape& shape = config_.attention;
     const std::int64_t tokens = request_.tokens;
     const IndexBytes of_index = index_bytes(shape, index, tokens, *device_, request_.host_search);
-    const std::int64_t of_rows = RowStore::bytes_per_token(shape, rows) * tokens;
     const bool cuda = device_->is_cuda();
+    std::int64_t chunk = 0;  // of the prefill
 
     PrefillOptions prefill;
     prefill.attention = request_.prefill;
@@ -165,6 +165,7 @@ class Planner {
       memory.ceiling = request_.gpu_memory;
       memory.used = device_->base_bytes();
       const DevicePlan on = plan_device(config_, size, *device_, memory, prefill, {});
+      chunk = on.chunk;
       const std::int64_t prefilling = on.items[3].bytes;
       SessionShape scans = session_shape(shape, {}, tokens);
       const std::int64_t codes = of_index.gpu == 0
@@ -177,13 +178,13 @@ class Planner {
       plan.gpu.peak =
           on.peak - std::max(prefilling, on.items[4].bytes) + std::max(prefilling, session);
     } else {
-      const std::int64_t chunk = choose_prefill_chunk(config_, *device_, prefill, tokens, 0);
+      chunk = choose_prefill_chunk(config_, *device_, prefill, tokens, 0);
       plan.host.items = {{"weights", size.held},
                          {fmt::format("activations of {} tokens", chunk),
                           Forward::bytes(config_, *device_, chunk) +
                               Forward::bytes(config_, *device_, session_chunk)}};
     }
-    plan.host.items.push_back({"rows", of_rows});
+    plan.host.items.push_back({"rows", RowStore::bytes_while_read(shape, rows, tokens, chunk)});
     if (of_index.host > 0) plan.host.items.push_back({"codes", of_index.host});
     plan.host.items.push_back({"the program", cuda ? cuda_program_bytes : host_program_bytes});
     for (const MemoryItem& item : plan.host.items) plan.host.peak += item.bytes;

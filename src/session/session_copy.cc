@@ -5,36 +5,11 @@
 #include <string>
 #include <utility>
 
+#include "src/context/shape_difference.h"
 #include "src/session/session_state.h"
 #include "topkv/error.h"
 
 namespace topkv {
-namespace {
-
-/// What of the session's attention the rows' differs in; empty: nothing.
-std::string difference(const AttentionShape& rows, const AttentionShape& session) {
-  std::string text;
-  const auto compare = [&](const char* what, auto of_rows, auto of_session) {
-    if (of_rows == of_session) return;
-    text += fmt::format("{}{} {}, not {}", text.empty() ? "" : "; ", what, of_rows, of_session);
-  };
-  compare("layers", rows.layers, session.layers);
-  compare("query heads", rows.q_heads, session.q_heads);
-  compare("KV heads", rows.kv_heads, session.kv_heads);
-  compare("head dim", rows.head_dim, session.head_dim);
-  compare("scale", rows.softmax_scale(), session.softmax_scale());
-  compare("softcap", rows.softcap, session.softcap);
-  compare("chunks of", rows.chunk_len, session.chunk_len);
-  for (std::int64_t l = 0; text.empty() && l < rows.layers; ++l) {
-    compare("a window of", rows.window_of(l), session.window_of(l));
-    compare("a layer with the rows of layer", rows.row_layer_of(l), session.row_layer_of(l));
-    compare("a state of", rows.state_size_of(l), session.state_size_of(l));
-  }
-  return text;
-}
-
-}  // namespace
-
 Session Session::fork() const {
   state_->settle();
   state_->core.check_usable();
@@ -77,7 +52,7 @@ void Session::resume(const Context& own_rows) {
   }
   const LayerStates& states = *own_rows.segment_->states;
   const RowStore& rows = states.rows();
-  if (const std::string other = difference(own_rows.shape(), s.core.shape); !other.empty())
+  if (const std::string other = shape_difference(own_rows.shape(), s.core.shape); !other.empty())
     throw InvalidArgument("resume: the rows' attention shape differs from the session's: " + other);
   const RowStore& own = s.core.own->rows();
   if (rows.dtype() != own.dtype()) {

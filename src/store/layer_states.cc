@@ -112,8 +112,12 @@ std::int64_t LayerStates::reachable(std::int64_t tokens) const {
   // A layer may not have a token that another layer has, so it takes several rounds.
   for (std::int64_t before = -1; before != tokens;) {
     before = tokens;
-    for (const RecurrentState& state : states_)
-      if (state.size() > 0) tokens = state.reachable(tokens);
+    for (std::int64_t layer = 0; layer < std::ssize(states_); ++layer) {
+      if (state(layer).size() > 0)
+        tokens = state(layer).reachable(tokens);
+      else if (!rows_.can_go_back(layer, tokens))
+        tokens = 0;  // it has no row of an earlier window either
+    }
   }
   return tokens;
 }
@@ -121,10 +125,11 @@ std::int64_t LayerStates::reachable(std::int64_t tokens) const {
 void LayerStates::check_reachable(std::int64_t tokens) const {
   const std::int64_t most = reachable(tokens);
   if (most == tokens) return;
-  throw InvalidArgument(
-      fmt::format("truncate to {} tokens: a layer has no snapshot of its recurrent state there; "
-                  "truncate to {}, and give the tokens after that again",
-                  tokens, most));
+  throw InvalidArgument(fmt::format(
+      "truncate to {} tokens: a layer no longer has what it kept there, a snapshot of its "
+      "recurrent state or the rows of its sliding window; truncate to {}, and give the "
+      "tokens after that again",
+      tokens, most));
 }
 
 void LayerStates::take_back(std::int64_t layer, std::int64_t tokens) {
@@ -138,7 +143,7 @@ void LayerStates::copy_from(const LayerStates& other) {
 }
 
 void LayerStates::freeze() {
-  rows_.forget_channels();
+  rows_.freeze();
   for (RecurrentState& state : states_) state.forget_step();
 }
 

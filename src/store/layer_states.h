@@ -1,13 +1,14 @@
 // What a segment keeps for each layer of a model: rows, or a recurrent state.
 //
-// - Attention: rows in the RowStore. Tokens grow by rows().append, or by a device's prefill.
+// - Attention: rows in the RowStore. Tokens grow by rows().append, or by a device's prefill. Of a
+//   sliding window the last rows may be all that is kept (SlidingRows).
 // - Attention over rows of an earlier layer: nothing, for views are of that layer's rows. Tokens
 //   grow by rows().extend.
 // - Recurrence: its state, and snapshots of earlier states. Tokens grow by advance.
 //
 // Contexts, sessions and their files treat all layers alike through this class: tokens, take_back,
-// copy_from, bytes, transfer_state. Rows can go back to any token. A state can go back to a token
-// whose state it still has, so `reachable` is asked first.
+// copy_from, bytes, transfer_state. Rows can go back to any token, last rows to one whose window
+// they hold, and a state to a token whose state it still has, so `reachable` is asked first.
 //
 // Threads: as RowStore; a recurrent state is for the thread that appends alone, until it is frozen.
 #pragma once

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -52,22 +53,37 @@ void check_tensor(const TensorView& tensor, const char* name, std::int64_t token
   }
 }
 
-/// One half row: widened, checked, rounded. Gives the index of the first value that cannot be
-/// stored, or -1.
-std::int64_t store_half(const std::byte* in, DType in_dtype, const KeyView& half,
-                        std::int64_t position, float* scratch) {
-  to_float(in, in_dtype, half.dim, scratch);
-  std::int64_t bad = first_not_finite(scratch, half.dim);
+/// One half row, the only one of its view: widened, checked, rounded. Gives the index of the first
+/// value that cannot be stored, or -1.
+std::int64_t store_half(const std::byte* in, DType in_dtype, const KeyView& row, float* scratch) {
+  to_float(in, in_dtype, row.dim, scratch);
+  std::int64_t bad = first_not_finite(scratch, row.dim);
   if (bad >= 0) return bad;
-  encode(scratch, half.dim, half.dtype, half.channels, const_cast<std::byte*>(half.key(position)),
-         bias_at(half, position));
-  if (half.dtype == DType::f32) return -1;
-  decode(half, position,
-         scratch);  // values beyond the type's largest became infinite, or no number
-  return first_not_finite(scratch, half.dim);
+  encode(scratch, row.dim, row.dtype, row.channels, const_cast<std::byte*>(row.data),
+         bias_at(row, 0));
+  if (row.dtype == DType::f32) return -1;
+  decode(row, 0, scratch);  // values beyond the type's largest became infinite, or no number
+  return first_not_finite(scratch, row.dim);
+}
+
+/// The rows that there is memory for, of a layer that keeps its last rows: twice what slide()
+/// keeps, so that a row is moved once at most, on average, and those of two steps under way.
+std::int64_t last_rows(std::int64_t window, std::int64_t step, std::int64_t capacity) {
+  const std::int64_t windows = window > capacity / 4 ? capacity : 4 * window;
+  return step > (capacity - windows) / 2 ? capacity : windows + 2 * step;
 }
 
 }  // namespace
+
+std::int64_t RowStore::bytes_while_read(const AttentionShape& shape, KvDType dtype,
+                                        std::int64_t tokens, std::int64_t step) {
+  std::int64_t rows = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::int64_t window = shape.window_of(layer);
+    if (shape.has_rows(layer)) rows += window > 0 ? last_rows(window, step, tokens) : tokens;
+  }
+  return rows * shape.kv_heads * dtype.row_bytes(shape.head_dim);
+}
 
 std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtype) {
   checked_product(shape.head_dim, 8);  // more than an element takes
@@ -75,28 +91,14 @@ std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtyp
                          dtype.row_bytes(shape.head_dim));
 }
 
-std::vector<RowStore::Place> RowStore::places(const AttentionShape& shape) {
-  std::vector<Place> places;
-  std::int64_t arrays = 0;
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const std::int64_t of = shape.row_layer_of(layer);
-    if (shape.has_rows(layer)) {
-      places.push_back({layer, arrays++});
-    } else {
-      places.push_back({of, of < layer ? places[static_cast<std::size_t>(of)].arrays : -1});
-    }
-  }
-  return places;
-}
-
 RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity,
-                   std::int64_t budget, std::string owner)
-    : places_(places(shape)),
-      kv_heads_(shape.kv_heads),
+                   std::string owner, SlidingRows sliding)
+    : kv_heads_(shape.kv_heads),
       head_dim_(shape.head_dim),
       dtype_(dtype),
       capacity_(capacity),
       owner_(std::move(owner)),
+      sliding_(sliding),
       half_bytes_{vector_bytes(dtype.keys, shape.head_dim),
                   vector_bytes(dtype.values, shape.head_dim)},
       chunk_len_(shape.chunk_len),
@@ -105,63 +107,111 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
     throw InvalidArgument(
         fmt::format("{}: room for {} tokens; it must not be negative", owner_, capacity));
   }
-  const std::int64_t wanted = checked_product(bytes_per_token(shape, dtype), capacity);
+  checked_product(bytes_per_token(shape, dtype), capacity);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    row_layers_.push_back(shape.row_layer_of(layer));
+    arrays_.push_back({.window = shape.has_rows(layer) ? shape.window_of(layer) : -1});
+  }
+  if (in_blocks(dtype.keys)) {
+    channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
+                     1.0F);
+  }
+}
+
+RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity,
+                   std::int64_t budget, std::string owner, SlidingRows sliding)
+    : RowStore(shape, dtype, capacity, std::move(owner), sliding) {
+  count_rows({});
+  reserve_memory(budget);
+}
+
+RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
+                   const std::vector<std::int64_t>& first_rows, std::int64_t budget,
+                   std::string owner)
+    : RowStore(shape, dtype, tokens, std::move(owner), SlidingRows::all) {
+  count_rows(first_rows);
+  reserve_memory(budget);
+}
+
+RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
+                   const std::vector<std::int64_t>& first_rows, const std::byte* arrays,
+                   std::shared_ptr<void> owner)
+    : RowStore(shape, dtype, tokens, "context", SlidingRows::all) {
+  count_rows(first_rows);
+  for (LayerArrays& of : arrays_) set_rows(of, of.rows, small_page);
+  lay_out(arrays_, 0, const_cast<std::byte*>(arrays));  // the store is full: nothing is written
+  lender_ = std::move(owner);
+  huge_pages_ = true;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) set_size(layer, tokens);
+}
+
+void RowStore::count_rows(const std::vector<std::int64_t>& first_rows) {
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer) {
+    if (!has_rows(layer)) continue;
+    LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+    if (!first_rows.empty()) of.first = first_rows[static_cast<std::size_t>(layer)];
+    set_rows(of, keeps_last(layer) ? last_rows(of.window, 0, capacity_) : capacity_ - of.first,
+             huge_page);
+  }
+}
+
+void RowStore::set_rows(LayerArrays& arrays, std::int64_t rows, std::int64_t largest_page) const {
+  arrays.rows = rows;
+  for (const int half : {0, 1}) {
+    const std::int64_t bytes = checked_product(half_bytes_[half], rows);
+    arrays.bytes[half] = round_up(bytes, bytes >= largest_page ? largest_page : small_page);
+  }
+}
+
+void RowStore::reserve_memory(std::int64_t budget) {
+  budget_ = budget;
+  std::int64_t rows = 0;
+  for (const LayerArrays& of : arrays_) rows += of.rows;
+  const std::int64_t wanted = rows * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
   const std::int64_t available = budget > 0 ? budget : available_host_memory();
   if (wanted > available) {
     throw OutOfMemory(
-        fmt::format("host memory for the KV rows of {} tokens ({})", capacity, owner_), wanted,
+        fmt::format("host memory for the KV rows of {} tokens ({})", capacity_, owner_), wanted,
         available,
         budget > 0 ? "raise the memory budget or ask for fewer tokens"
                    : "free memory or ask for fewer tokens");
   }
-  for (const int half : {0, 1}) {
-    const std::int64_t array = checked_product(half_bytes_[half], capacity);
-    array_bytes_[half] = round_up(array, array >= huge_page ? huge_page : small_page);
-  }
-  region_ = Region(checked_product(array_bytes_[0] + array_bytes_[1],
-                                   checked_product(shape.row_layers(), shape.kv_heads)));
-  arrays_ = region_.data();
-  if (in_blocks(dtype.keys)) {
-    channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
-                     1.0F);
+  for (const std::size_t region : {0, 1}) {
+    regions_[region] = Region(lay_out(arrays_, region, nullptr));
+    lay_out(arrays_, region, regions_[region].data());
   }
 }
 
-RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
-                   const std::byte* arrays, std::shared_ptr<void> owner)
-    : places_(places(shape)),
-      kv_heads_(shape.kv_heads),
-      head_dim_(shape.head_dim),
-      dtype_(dtype),
-      capacity_(tokens),
-      owner_("context"),
-      half_bytes_{vector_bytes(dtype.keys, shape.head_dim),
-                  vector_bytes(dtype.values, shape.head_dim)},
-      array_bytes_{round_up(checked_product(half_bytes_[0], tokens), small_page),
-                   round_up(checked_product(half_bytes_[1], tokens), small_page)},
-      arrays_(const_cast<std::byte*>(arrays)),  // the store is full: nothing is written
-      lender_(std::move(owner)),
-      huge_pages_(true),
-      chunk_len_(shape.chunk_len),
-      sizes_(static_cast<std::size_t>(shape.layers)) {
-  if (in_blocks(dtype.keys)) {
-    channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
-                     1.0F);
+std::int64_t RowStore::lay_out(std::vector<LayerArrays>& arrays, std::size_t region,
+                               std::byte* data) const {
+  std::int64_t bytes = 0;
+  for (std::int64_t layer = 0; layer < std::ssize(arrays); ++layer) {
+    if (!is_in(region, layer)) continue;
+    LayerArrays& of = arrays[static_cast<std::size_t>(layer)];
+    of.data = data == nullptr ? nullptr : data + bytes;
+    if (__builtin_add_overflow(bytes, checked_product(kv_heads_, of.bytes[0] + of.bytes[1]),
+                               &bytes))
+      throw InvalidArgument("the rows are beyond 64 bits of bytes");
   }
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) set_size(layer, tokens);
+  return bytes;
 }
 
-std::byte* RowStore::array(std::int64_t layer, std::int64_t kv_head, Half half) const {
-  return arrays_ +
-         (place(layer).arrays * kv_heads_ + kv_head) * (array_bytes_[0] + array_bytes_[1]) +
-         (half == Half::values ? array_bytes_[0] : 0);
+std::byte* RowStore::row(const LayerArrays& arrays, std::int64_t kv_head, Half half,
+                         std::int64_t position) const {
+  const bool keys = half == Half::keys;
+  const std::int64_t array =
+      kv_head * (arrays.bytes[0] + arrays.bytes[1]) + (keys ? 0 : arrays.bytes[0]);
+  const std::int64_t rows = (position - arrays.first) * half_bytes_[keys ? 0 : 1];
+  // As a number: the row of position 0 may lie before the memory.
+  return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(arrays.data) +
+                                      static_cast<std::uintptr_t>(array + rows));
 }
 
 KeyView RowStore::view(std::int64_t layer, std::int64_t kv_head, Half half) const {
   const bool keys = half == Half::keys;
   const float* channels =
       keys && !channels_.empty() ? this->channels(layer) + kv_head * head_dim_ : nullptr;
-  return {array(layer, kv_head, half),
+  return {row(arrays_of(layer), kv_head, half, 0),
           keys ? dtype_.keys : dtype_.values,
           size(layer),
           head_dim_,
@@ -250,71 +300,219 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   }
   reach_fault("store.append");
   choose_pages(start + tokens);
+  make_room_for_steps(0);
   if (start == 0 && !channels_.empty() && !channels_chosen_) choose_channels_by(layer, keys);
-  // Alone: a caller may hold a device's lock.
-  parallel_for_alone(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
-    thread_local std::vector<float> scratch;  // appending one token must not allocate
-    scratch.resize(static_cast<std::size_t>(head_dim_));
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t head = i / tokens;
-      const std::int64_t token = i % tokens;
-      for (const auto* tensor : {&keys, &values}) {
-        const KeyView half = view(layer, head, tensor == &keys ? Half::keys : Half::values);
-        const std::int64_t bad =
-            store_half(tensor->at(token, head), tensor->dtype, half, start + token, scratch.data());
-        if (bad >= 0) {
-          throw InvalidArgument(
-              fmt::format("{} of layer {}, KV head {}, position {} holds {} at element {}; values "
-                          "must be finite "
-                          "in {}",
-                          tensor == &keys ? "K" : "V", layer, head, start + token,
-                          scratch[static_cast<std::size_t>(bad)], bad, name_of(half.dtype)));
-        }
-      }
-    }
-  });
+  if (!has_memory_to(layer, start + tokens) && !can_slide_for(layer, tokens))
+    round_rows(layer, keys, values, start, {0, tokens}, false);  // before any row goes for them
+  const std::int64_t from = make_memory(layer, tokens);
+  round_rows(layer, keys, values, start, {from, tokens}, true);
   set_size(layer, start + tokens);
+}
+
+void RowStore::round_rows(std::int64_t layer, const TensorView& keys, const TensorView& values,
+                          std::int64_t start, PositionRange range, bool kept) {
+  // Alone: a caller may hold a device's lock.
+  parallel_for_alone(
+      kv_heads_ * range.size(), append_grain, [&](std::int64_t begin, std::int64_t end) {
+        thread_local std::vector<float> scratch;  // appending one token must not allocate
+        thread_local std::vector<std::byte> unkept;
+        scratch.resize(static_cast<std::size_t>(head_dim_));
+        if (!kept)
+          unkept.resize(static_cast<std::size_t>(std::max(half_bytes_[0], half_bytes_[1])));
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t head = i / range.size();
+          const std::int64_t token = range.begin + i % range.size();
+          for (const auto* tensor : {&keys, &values}) {
+            const KeyView half = view(layer, head, tensor == &keys ? Half::keys : Half::values);
+            KeyView row = half.part({start + token, start + token + 1});
+            if (!kept) row.data = unkept.data();
+            const std::int64_t bad =
+                store_half(tensor->at(token, head), tensor->dtype, row, scratch.data());
+            if (bad >= 0) {
+              throw InvalidArgument(fmt::format(
+                  "{} of layer {}, KV head {}, position {} holds {} at element {}; values "
+                  "must be finite "
+                  "in {}",
+                  tensor == &keys ? "K" : "V", layer, head, start + token,
+                  scratch[static_cast<std::size_t>(bad)], bad, name_of(half.dtype)));
+            }
+          }
+        }
+      });
 }
 
 void RowStore::choose_pages(std::int64_t tokens) {
   if (huge_pages_ || tokens * std::max(half_bytes_[0], half_bytes_[1]) < huge_page) return;
-  region_.use_huge_pages();
+  regions_[0].use_huge_pages();
   huge_pages_ = true;
 }
 
-Region& RowStore::whole_region() {
-  choose_pages(capacity_);
-  return region_;
+void RowStore::lock_pages(
+    const std::function<std::shared_ptr<void>(std::byte*, std::int64_t)>& lock) {
+  use_huge_pages();
+  for (const std::size_t region : {0, 1}) {
+    const Region& of = regions_[region];
+    if (of.bytes() > 0 && locks_[region] == nullptr) locks_[region] = lock(of.data(), of.bytes());
+  }
 }
 
-RowStore::Arrays RowStore::arrays(std::int64_t layer, std::int64_t kv_head) const {
-  return {array(layer, kv_head, Half::keys), array(layer, kv_head, Half::values)};
+RowStore::Arrays RowStore::arrays(std::int64_t layer, std::int64_t kv_head,
+                                  std::int64_t position) const {
+  const LayerArrays& of = arrays_of(layer);
+  return {row(of, kv_head, Half::keys, position), row(of, kv_head, Half::values, position)};
 }
 
 void RowStore::extend(std::int64_t layer, std::int64_t tokens) {
   set_size(layer, size(layer) + tokens);
 }
 
-void RowStore::shrink(std::int64_t layer, std::int64_t tokens) { set_size(layer, tokens); }
+void RowStore::shrink(std::int64_t layer, std::int64_t tokens) {
+  set_size(layer, tokens);
+  LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+  if (of.first > tokens) of.first = 0;  // tokens is 0
+}
 
-void RowStore::copy_from(const RowStore& other) {
-  const auto layers = static_cast<std::int64_t>(sizes_.size());
-  for (std::int64_t layer = 0; layer < layers; ++layer) choose_pages(other.size(layer));
+bool RowStore::can_go_back(std::int64_t layer, std::int64_t tokens) const {
+  const LayerArrays& of = arrays_of(layer);
+  return tokens == 0 || of.first <= std::max<std::int64_t>(0, tokens - of.window);
+}
+
+bool RowStore::has_memory_to(std::int64_t end) const {
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer)
+    if (!has_memory_to(layer, end)) return false;
+  return true;
+}
+
+bool RowStore::has_memory_to(std::int64_t layer, std::int64_t end) const {
+  const LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+  return !keeps_last(layer) || end <= of.first + of.rows;
+}
+
+std::int64_t RowStore::rows_to_slide(std::int64_t layer) const {
+  const LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+  return std::min(size(layer) - of.first, 2 * of.window);
+}
+
+bool RowStore::can_slide_for(std::int64_t layer, std::int64_t tokens) const {
+  return tokens <= arrays_[static_cast<std::size_t>(layer)].rows - rows_to_slide(layer);
+}
+
+std::int64_t RowStore::make_memory(std::int64_t layer, std::int64_t tokens) {
+  const std::int64_t end = size(layer) + tokens;
+  if (has_memory_to(layer, end)) return 0;
+  if (can_slide_for(layer, tokens)) {
+    slide(layer);
+    return 0;
+  }
+  LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+  of.first = end - std::min(2 * of.window, tokens);
+  return of.first - size(layer);
+}
+
+void RowStore::slide() {
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer)
+    if (keeps_last(layer)) slide(layer);
+}
+
+void RowStore::slide(std::int64_t layer) {
+  LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+  const std::int64_t rows = rows_to_slide(layer);
+  const std::int64_t first = size(layer) - rows;
+  if (first == of.first) return;
+  parallel_for_alone(kv_heads_ * 2, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Half half = i % 2 == 0 ? Half::keys : Half::values;
+      std::memmove(row(of, i / 2, half, of.first), row(of, i / 2, half, first),
+                   static_cast<std::size_t>(rows * half_bytes_[i % 2]));
+    }
+  });
+  of.first = first;
+}
+
+void RowStore::make_room_for_steps(std::int64_t tokens) {
+  const auto rows_of = [&](std::int64_t layer) {
+    return last_rows(arrays_[static_cast<std::size_t>(layer)].window, tokens, capacity_);
+  };
+  bool more = false;
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer)
+    more = more || (keeps_last(layer) && rows_of(layer) > arrays_of(layer).rows);
+  if (!more) return;
+  std::vector<LayerArrays> changed = arrays_;
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer) {
+    if (!keeps_last(layer)) continue;
+    LayerArrays& of = changed[static_cast<std::size_t>(layer)];
+    set_rows(of, std::max(rows_of(layer), of.rows), huge_page);
+  }
+  move_last(std::move(changed));
+}
+
+void RowStore::freeze() {
+  forget_channels();
+  std::vector<LayerArrays> changed = arrays_;
+  bool less = false;
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer) {
+    if (!keeps_last(layer)) continue;
+    LayerArrays& of = changed[static_cast<std::size_t>(layer)];
+    const std::int64_t rows = std::min(size(layer), of.window);
+    less = less || rows < of.rows;
+    of.first = size(layer) - rows;
+    set_rows(of, rows, huge_page);
+  }
+  if (less) move_last(std::move(changed));
+}
+
+void RowStore::move_last(std::vector<LayerArrays> changed) {
+  const std::int64_t bytes = lay_out(changed, 1, nullptr);
+  const std::int64_t available = budget_ > 0
+                                     ? std::max<std::int64_t>(0, budget_ - regions_[0].bytes())
+                                     : available_host_memory();
+  if (bytes > available) {
+    throw OutOfMemory(
+        fmt::format("host memory for the last KV rows of sliding layers ({})", owner_), bytes,
+        available,
+        budget_ > 0 ? "raise the memory budget or read fewer tokens at a time"
+                    : "free memory or read fewer tokens at a time");
+  }
+  Region region(bytes);
+  lay_out(changed, 1, region.data());
+  if (bytes > huge_page) region.use_huge_pages();
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer) {
+    if (!keeps_last(layer)) continue;
+    const auto l = static_cast<std::size_t>(layer);
+    copy_rows(arrays_[l], changed[l], {changed[l].first, size(layer)});
+  }
+  locks_[1].reset();
+  regions_[1] = std::move(region);
+  arrays_ = std::move(changed);
+}
+
+void RowStore::copy_rows(const LayerArrays& from, const LayerArrays& to,
+                         PositionRange range) const {
   const auto copy = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t layer = i / (kv_heads_ * 2);
-      if (!has_rows(layer)) continue;
-      const std::int64_t head = i / 2 % kv_heads_;
       const Half half = i % 2 == 0 ? Half::keys : Half::values;
-      const std::byte* from = other.array(layer, head, half);
-      std::byte* to = array(layer, head, half);
-      parallel_for(other.size(layer) * half_bytes_[i % 2], copy_grain,
+      const std::byte* const of = row(from, i / 2, half, range.begin);
+      std::byte* const there = row(to, i / 2, half, range.begin);
+      parallel_for(range.size() * half_bytes_[i % 2], copy_grain,
                    [&](std::int64_t first, std::int64_t last) {
-                     std::copy(from + first, from + last, to + first);
+                     std::copy(of + first, of + last, there + first);
                    });
     }
   };
-  parallel_for_alone(layers * kv_heads_ * 2, 1, copy);  // a caller may hold a device's lock
+  parallel_for_alone(kv_heads_ * 2, 1, copy);  // a caller may hold a device's lock
+}
+
+void RowStore::copy_from(const RowStore& other) {
+  const auto layers = std::ssize(sizes_);
+  for (std::int64_t layer = 0; layer < layers; ++layer) choose_pages(other.size(layer));
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    if (!has_rows(layer)) continue;
+    LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+    const std::int64_t size = other.size(layer);
+    of.first = other.first_row(layer);
+    if (size - of.first > of.rows) of.first = size - std::min(size, 2 * of.window);
+    copy_rows(other.arrays_of(layer), of, {of.first, size});
+  }
   channels_ = other.channels_;
   channels_chosen_ = channels_chosen_ || other.channels_chosen_;  // a file's store does not say so
   bias_ = other.bias_;
@@ -323,10 +521,10 @@ void RowStore::copy_from(const RowStore& other) {
 }
 
 std::int64_t RowStore::bytes() const {
-  std::int64_t tokens = 0;
+  std::int64_t rows = 0;
   for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer)
-    tokens += has_rows(layer) ? size(layer) : 0;
-  return tokens * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
+    rows += has_rows(layer) ? size(layer) - first_row(layer) : 0;
+  return rows * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
 }
 
 RowsView RowStore::rows(std::int64_t layer, std::int64_t kv_head) const {

@@ -2,6 +2,7 @@
 // contexts sharded by sequence; room; refusals.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -63,9 +64,13 @@ void expect_rows(const Context& context, const Stream& stream, std::int64_t toke
     for (std::int64_t h = 0; h < stream.shape.kv_heads; ++h) {
       const RowsView rows = context.rows(l, h);
       ASSERT_EQ(rows.keys.dtype, DType::f32);
-      for (std::int64_t t = 0; t < tokens; ++t) {
-        const auto* key = reinterpret_cast<const float*>(rows.key(t));
-        const auto* value = reinterpret_cast<const float*>(rows.value(t));
+      const std::int64_t first = context.first_row(l);
+      const std::int64_t window = stream.shape.window_of(l);
+      ASSERT_EQ(first, window > 0 ? std::max<std::int64_t>(0, tokens - window) : 0);
+      ASSERT_EQ(rows.count(), tokens - first);
+      for (std::int64_t t = first; t < tokens; ++t) {
+        const auto* key = reinterpret_cast<const float*>(rows.key(t - first));
+        const auto* value = reinterpret_cast<const float*>(rows.value(t - first));
         const std::int64_t from = t * stream.kv_width() + h * d;
         for (std::int64_t j = 0; j < d; ++j) {
           ASSERT_EQ(key[j], stream.k[l][from + j]) << "token " << t;

@@ -263,6 +263,11 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
     with("\"chunk_len\": 0", "\"row_layer\": " + value + ", \"chunk_len\": 0");
   for (const std::string value : {"[1]", "[-1]", "[0, 1]", "[1e300]", "{}", "[1099511627777]"})
     with("\"chunk_len\": 0", "\"state_size\": " + value + ", \"chunk_len\": 0");
+  for (const std::string value : {"[1]", "[-1]", "[0, 0]", "[0.5]", "{}", "0"})
+    with("\"chunk_len\": 0", "\"first_rows\": " + value + ", \"chunk_len\": 0");
+  for (const std::string value : {"[33]", "[32]", "[41]", "[1099511627776]"})  // no rows are there
+    with("\"chunk_len\": 0",
+         "\"sliding_window\": [8], \"first_rows\": " + value + ", \"chunk_len\": 0");
   // Heads that do not serve "mean": of a later version, it may be, but what they hold does not fit.
   const auto with_codes = [&](const std::string& spec) {
     std::string changed = text;

@@ -105,19 +105,26 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
            SessionCase{"no context", base, {}, {30, 1}, 0},
            SessionCase{"longer than a piece", base, {}, {300}},
            SessionCase{"codes", with([](auto& o) { o.index = "codes"; })},
-           SessionCase{"codes without a tail", with([](auto& o) { o.index = "codes:v=0"; }), {0, 24, 0}},
+           SessionCase{
+               "codes without a tail", with([](auto& o) { o.index = "codes:v=0"; }), {0, 24, 0}},
            SessionCase{"rows by mass", with([](auto& o) { o.index = "codes", o.mass = 0.7; })},
            SessionCase{"rows by error", with([](auto& o) { o.index = "codes", o.error = 0.3; })},
            SessionCase{"all rows by error",
                        with([](auto& o) { o.index = "codes", o.error = 1e-6; })},
-           SessionCase{"codes for many tokens", with([](auto& o) { o.index = "codes"; }), {}, {300}},
+           SessionCase{
+               "codes for many tokens", with([](auto& o) { o.index = "codes"; }), {}, {300}},
            SessionCase{"pages", with([](auto& o) { o.index = "quest:page=4"; }), {0, 24, 0}},
            SessionCase{"components", with([](auto& o) { o.index = "sparq:r=8"; })},
            SessionCase{"clusters", with([](auto& o) { o.index = "retroinfer:size=4"; })},
            SessionCase{"by chunks", base, {}, {1, 5, 1}, 150, 51},
-           SessionCase{"codes by chunks", with([](auto& o) { o.index = "codes"; }), {}, {1, 5}, 150, 51},
+           SessionCase{
+               "codes by chunks", with([](auto& o) { o.index = "codes"; }), {}, {1, 5}, 150, 51},
            SessionCase{"all rows by error, by chunks",
-                       with([](auto& o) { o.index = "codes", o.error = 1e-6; }), {}, {4}, 150, 51},
+                       with([](auto& o) { o.index = "codes", o.error = 1e-6; }),
+                       {},
+                       {4},
+                       150,
+                       51},
        }) {
     SCOPED_TRACE(c.name);
     std::int64_t total = c.context;
@@ -213,7 +220,7 @@ TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
           for (std::int64_t head = 0; head < stream.shape.kv_heads; ++head) {
             const RowsView got = context->rows(l, head);
             const RowsView expected = clean->rows(l, head);
-            const auto bytes = static_cast<std::size_t>(total * got.keys.stride_bytes);
+            const auto bytes = static_cast<std::size_t>(got.count() * got.keys.stride_bytes);
             ASSERT_EQ(std::memcmp(got.keys.data, expected.keys.data, bytes), 0) << n;
             ASSERT_EQ(std::memcmp(got.values.data, expected.values.data, bytes), 0) << n;
           }
@@ -226,7 +233,8 @@ TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
 
 class TakenBack : public testing::TestWithParam<std::string> {};
 
-// A first chunk that failed, or was taken back, has chosen no scales for the rows that come instead.
+// A first chunk that failed, or was taken back, has chosen no scales for the rows that come
+// instead.
 TEST_P(TakenBack, FirstRowsLeaveNoScalesOfChannels) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());

@@ -23,7 +23,7 @@ using ::test::Place;
 using ::test::TokenStream;
 
 constexpr std::int64_t resume_tokens = 300;  // enough for scales of channels
-constexpr std::int64_t own = 40;              // some leave the window
+constexpr std::int64_t own = 40;             // some leave the window
 constexpr std::int64_t total = resume_tokens + own + 10;
 
 AttentionShape stack(std::vector<std::int64_t> sliding = {}) {

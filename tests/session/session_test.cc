@@ -73,9 +73,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Session, AllKeysRetrievedEqualsDenseForEveryIndex) {
   const Stream stream(small, 420);
   const auto exact = stream.prefill(400);
-  for (const char* spec :
-       {"exact", "faiss:Flat", "faiss:IVF16,Flat", "faiss:HNSW16", "ivf:size=4,share=1",
-        "hnsw:M=16,efc=100,ef=800"}) {
+  for (const char* spec : {"exact", "faiss:Flat", "faiss:IVF16,Flat", "faiss:HNSW16",
+                           "ivf:size=4,share=1", "hnsw:M=16,efc=100,ef=800"}) {
     const auto context = exact->with_index(spec);
     Session dense(context, {.index = spec, .dense_layers = 2});
     Session all(context, {.index = spec, .k = TopK::same(100000), .window = 16, .sinks = 2});

@@ -28,7 +28,7 @@ using SharedOuts = std::vector<std::vector<float>>;
 /// What a session of this number does: its own number of tokens, in steps of its own size, of which
 /// some are taken back, some by a fork.
 SharedOuts life(const Stream& stream, const std::shared_ptr<const Context>& context,
-          const RetrievalOptions& options, std::int64_t number) {
+                const RetrievalOptions& options, std::int64_t number) {
   Session session(context, options);
   const std::int64_t kept = shared_tokens + 5 + number % 3;  // some have left the window
   stream.feed(session, kept + 1, 2 + number % 5);

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 import topkv
 from topkv import OutOfMemory
 from topkv.hf.rows import Step
-
-#: Tokens whose rows are copied at a time when a text that was to be frozen is read on.
-_COPIED = 65536
 
 
 class PrefillRows:
@@ -42,7 +37,7 @@ class PrefillRows:
     @property
     def _builder(self) -> topkv.ContextBuilder:
         if self._is_frozen:
-            self._read_on(self.tokens)
+            self._read_on()
         return self._held[-1]
 
     @property
@@ -67,19 +62,11 @@ class PrefillRows:
         except OutOfMemory:  # twice as much is a convenience, this much is needed
             self._builder.reserve(wanted)
 
-    def _read_on(self, held: int) -> None:
-        """Copies the first rows of an unused context into a builder."""
+    def _read_on(self) -> None:
+        """Copies an unused context into a builder."""
         context = self._held[-1]
-        builder = self._builder_of(max(self._capacity, held))
-        heads = range(self._shape.kv_heads)
-        for layer in range(self._shape.layers):
-            for first in range(0, held, _COPIED):
-                part = slice(first, min(first + _COPIED, held))
-                builder.append(
-                    layer,
-                    np.stack([context.keys(layer, head)[part] for head in heads], axis=1),
-                    np.stack([context.values(layer, head)[part] for head in heads], axis=1),
-                )
+        builder = self._builder_of(max(self._capacity, context.tokens))
+        builder.resume(context)
         self._held = [builder]
 
     def attend(self, step: Step) -> None:

@@ -143,7 +143,7 @@ std::string weights_text(const WeightsFound& weights, const std::string& format)
 Need need_of(const ModelConfig& config, const InfoFlags& flags, const WeightsFound& weights,
              std::int64_t tokens) {
   const KvDType dtype = KvDType::parse(flags.dtype);
-  Need need{tokens, config.kv_bytes_per_token(dtype) * tokens, true};
+  Need need{tokens, config.attention.context_bytes(dtype, tokens), true};
   if (!weights.unusable) {
     const PlanRequest request{.tokens = tokens,
                               .weights = parse_weight_format(flags.weights),
@@ -158,6 +158,15 @@ Need need_of(const ModelConfig& config, const InfoFlags& flags, const WeightsFou
     need.fits = false;
   }
   return need;
+}
+
+std::string sliding_text(const AttentionShape& shape, KvDType dtype) {
+  const std::int64_t token = shape.bytes_per_token(dtype);
+  constexpr std::int64_t far = std::int64_t{1} << 40;  // beyond any window
+  const std::int64_t kept = shape.context_bytes(dtype, far) - shape.context_bytes(dtype, far - 1);
+  if (kept == token) return {};
+  return fmt::format("; layers with a sliding window keep {} of it for their last tokens alone",
+                     byte_text(token - kept));
 }
 
 void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
@@ -211,8 +220,8 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   fmt::print("positions   made for {}, RoPE theta {:g}{}{}\n", format_grouped(config.reach()),
              config.rope_theta, scaling_text(config.rope_scaling), chunks_text(config.dual_chunk));
   fmt::print("sampling    {} unless flags change it\n", sampling_text(config.sampling));
-  fmt::print("rows        {}, {} per token\n", flags.dtype,
-             byte_text(config.kv_bytes_per_token(dtype)));
+  fmt::print("rows        {}, {} per token{}\n", flags.dtype,
+             byte_text(config.kv_bytes_per_token(dtype)), sliding_text(shape, dtype));
   fmt::print("index       {} unless --kv-index names another\n\n",
              IndexSpec::default_for(shape.head_dim).text());
   std::vector<std::vector<std::string>> rows;

@@ -20,7 +20,8 @@ namespace topkv {
 namespace {
 
 KeyView rows_of(const RowStore& store, const Section& section) {
-  const RowsView rows = store.rows(section.layer, section.kv_head);
+  const RowsView rows = store.rows(section.layer, section.kv_head)
+                            .part({store.first_row(section.layer), store.size(section.layer)});
   return section.kind == SectionKind::keys ? rows.keys : rows.values;
 }
 
@@ -75,8 +76,9 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
   if (!options_.mapped) {
     read_rows(rows);
     // As rows of a prefill are; never a mapping, which is not written to.
-    const Region& all = rows.whole_region();
-    rows.keep(options_.device.compute()->lock_pages(all.data(), all.bytes()));
+    rows.lock_pages([this](std::byte* data, std::int64_t bytes) {
+      return options_.device.compute()->lock_pages(data, bytes);
+    });
   }
   read_states(*states);
   segment.states = states;
@@ -119,8 +121,8 @@ void ContextReading::note(std::int64_t bytes) {
 
 std::shared_ptr<LayerStates> ContextReading::states_in_memory() const {
   const FileMeta& meta = open_.meta();
-  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, options_.memory_budget,
-                                       "context");
+  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, meta.first_rows,
+                                       options_.memory_budget, "context");
 }
 
 std::shared_ptr<LayerStates> ContextReading::mapped_states() const {
@@ -130,7 +132,7 @@ std::shared_ptr<LayerStates> ContextReading::mapped_states() const {
   const auto mapped =
       std::make_shared<MappedFile>(MappedFile::of(file.handle(), file.bytes(), file.path()));
   const Section& first = *open_.of(SectionKind::keys).front();
-  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens,
+  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, meta.first_rows,
                                        mapped->bytes().data() + first.at, mapped);
 }
 
@@ -176,12 +178,13 @@ void ContextReading::read_rows(RowStore& store) {
   std::vector<Piece> pieces;
   for (const Section& section : open_.table().sections) {
     if (!is_rows(section)) continue;
-    const RowStore::Arrays arrays = store.arrays(section.layer, section.kv_head);
+    const RowStore::Arrays arrays =
+        store.arrays(section.layer, section.kv_head, store.first_row(section.layer));
     std::byte* const to = section.kind == SectionKind::keys ? arrays.keys : arrays.values;
     for (std::int64_t i = 0; i < FileTable::blocks(section.bytes); ++i)
       pieces.push_back({&section, to + i * FileTable::block, i});
   }
-  store.whole_region();  // on huge pages
+  store.use_huge_pages();
   parallel_for(std::ssize(pieces), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const auto& [section, to, block] = pieces[static_cast<std::size_t>(i)];
@@ -249,9 +252,9 @@ void ContextReading::check_finite(const RowStore& store) const {
       if (stop_.stop_requested()) throw Stopped("stopped");
       const std::int64_t bad = first_not_finite_row(rows.part({begin, end}));
       if (bad >= 0)
-        fail_section(
-            open_.file().path(), section,
-            fmt::format("the row of token {} is not finite; expected finite rows", begin + bad));
+        fail_section(open_.file().path(), section,
+                     fmt::format("the row of token {} is not finite; expected finite rows",
+                                 store.first_row(section.layer) + begin + bad));
     });
   }
 }

@@ -50,6 +50,13 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
                 .made_with = printable(origin.made_with),
                 .length = origin.length,
                 .end = origin.end};
+  const RowStore& rows = segment.states->rows();
+  bool all = true;
+  for (std::int64_t layer = 0; layer < meta.shape.layers; ++layer) {
+    meta.first_rows.push_back(rows.has_rows(layer) ? rows.first_row(layer) : 0);
+    all = all && meta.first_rows.back() == 0;
+  }
+  if (all) meta.first_rows.clear();
   for (std::size_t i = 0; i < segment.indices.size(); ++i) {
     const IndexSpec& spec = segment.indices[i]->spec;
     meta.indices.push_back({.spec = spec.text(), .heads_of = heads_of(segment, i), .known = spec});
@@ -68,7 +75,8 @@ class Saving {
     check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
-    if (meta_.shape.row_layers() < meta_.shape.layers) table_.version = FileTable::newest_version;
+    if (meta_.shape.row_layers() < meta_.shape.layers || !meta_.first_rows.empty())
+      table_.version = FileTable::newest_version;
     table_.sections = sections_of(
         meta_, {!origin.tokens.empty(), queries, segment_.states->rows().bias(0) != nullptr});
     table_.sections.insert(table_.sections.begin(),
@@ -161,9 +169,9 @@ class Saving {
       case SectionKind::bias:
         return reinterpret_cast<const std::byte*>(segment_.states->rows().bias(0));
       case SectionKind::keys:
-        return segment_.rows(section.layer, section.kv_head).keys.data;
+        return segment_.rows(section.layer, section.kv_head).key(meta_.first_row(section.layer));
       default:
-        return segment_.rows(section.layer, section.kv_head).values.data;
+        return segment_.rows(section.layer, section.kv_head).value(meta_.first_row(section.layer));
     }
   }
 
@@ -227,15 +235,15 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
     heads += shape.has_index(l) ? shape.kv_heads : 0;
     state_values += shape.state_size_of(l);
   }
-  const std::int64_t of_token = RowStore::bytes_per_token(shape, dtype) + heads * of_row +
-                                static_cast<std::int64_t>(sizeof(Token));
+  const std::int64_t beside_rows = heads * of_row + static_cast<std::int64_t>(sizeof(Token));
+  const std::int64_t of_token = RowStore::bytes_per_token(shape, dtype) + beside_rows;
   const std::int64_t fixed = (heads * axes * shape.head_dim * shape.head_dim + state_values) *
                              static_cast<std::int64_t>(sizeof(float));
   std::int64_t bytes = 0;
   if (tokens < 0 || __builtin_mul_overflow(of_token, tokens, &bytes) ||
       __builtin_add_overflow(bytes, fixed, &bytes))
     throw InvalidArgument(fmt::format("a context of {} tokens of {} bytes", tokens, of_token));
-  return bytes;
+  return shape.context_bytes(dtype, tokens) + beside_rows * tokens + fixed;
 }
 
 void save_context(const Context& context, const std::filesystem::path& path,

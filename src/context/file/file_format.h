@@ -61,8 +61,9 @@ struct Section {
 
 /// The table of a file: where each section lies, and the checksums.
 struct FileTable {
-  /// Version 2 has layers without rows of their own: layers that attend the rows of another layer,
-  /// and recurrent states. An older topkv reads version 1 alone.
+  /// Version 2 has layers without the rows of all tokens: layers that keep the rows of a sliding
+  /// window, that attend the rows of another layer, or that have a recurrent state. An older topkv
+  /// reads version 1 alone.
   static constexpr std::uint32_t newest_version = 2;
   static constexpr std::int64_t page = 4096;
   static constexpr std::int64_t block = std::int64_t{4} << 20;  // bytes that one checksum covers

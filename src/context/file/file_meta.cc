@@ -68,6 +68,26 @@ std::optional<IndexSpec> known_index(const FileMeta::Index& index, const FileMet
   return {};
 }
 
+/// Throws InvalidArgument unless the first rows can be those of a context of this shape: a layer
+/// has the rows of its whole sliding window.
+void check_first_rows(const FileMeta& meta) {
+  const auto layers = std::ssize(meta.first_rows);
+  if (layers != 0 && layers != meta.shape.layers)
+    throw InvalidArgument(
+        fmt::format("first_rows has {} numbers for {} layers", layers, meta.shape.layers));
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    const bool slides = meta.shape.has_rows(layer) && meta.shape.window_of(layer) > 0;
+    const std::int64_t most =
+        slides ? std::max<std::int64_t>(0, meta.tokens - meta.shape.window_of(layer)) : 0;
+    const std::int64_t first = meta.first_rows[static_cast<std::size_t>(layer)];
+    if (first > most)
+      throw InvalidArgument(
+          fmt::format("the first row of layer {} has position {}; expected {} at most, for its "
+                      "sliding window",
+                      layer, first, most));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> FileMeta::known_specs() const {
@@ -82,6 +102,7 @@ std::string write_meta(const FileMeta& meta) {
   json["writer"] = meta.writer;
   json["tokens"] = meta.tokens;
   if (meta.tokens_before >= 0) json["tokens_before"] = meta.tokens_before;
+  if (!meta.first_rows.empty()) json["first_rows"] = meta.first_rows;
   json["layers"] = meta.shape.layers;
   json["q_heads"] = meta.shape.q_heads;
   json["kv_heads"] = meta.shape.kv_heads;
@@ -129,6 +150,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   shape.row_layer = of_layers(json, "row_layer", "a list of layers, one number for each layer");
   shape.state_size = of_layers(json, "state_size", "a list of sizes, one number for each layer");
   shape.chunk_len = json.integer("chunk_len", 0, most_tokens);
+  meta.first_rows = of_layers(json, "first_rows", "a list of positions, one number for each layer");
   meta.indices = indices_of(json, path);
   meta.model = printable(json.text("model"));
   meta.made_with = printable(json.text("made_with"));
@@ -140,6 +162,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
     shape.check();
     meta.dtype = KvDType::parse(json.text("kv_dtype"));
     RowStore::bytes_per_token(shape, meta.dtype);
+    check_first_rows(meta);
   } catch (const InvalidArgument& error) {
     throw FileError(fmt::format("{}: {}", path_text(path), error.what()));
   }

@@ -27,12 +27,19 @@ struct FileMeta {
 
   /// Returns the specs of the indices that this topkv knows.
   std::vector<std::string> known_specs() const;
+  /// Returns the position of a layer's first row.
+  std::int64_t first_row(std::int64_t layer) const {
+    return first_rows.empty() ? 0 : first_rows[static_cast<std::size_t>(layer)];
+  }
 
   std::string writer;
   AttentionShape shape;
   KvDType dtype;
   std::int64_t tokens = 0;
   std::int64_t tokens_before = -1;  ///< Segment::tokens_before
+  /// For each layer, the position of its first row: above 0 in layers with a sliding window alone.
+  /// Empty: every layer has the rows of all tokens.
+  std::vector<std::int64_t> first_rows = {};
   std::vector<Index> indices;
   std::string model, made_with;
   std::int64_t length = 0;  ///< ContextOrigin

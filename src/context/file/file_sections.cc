@@ -57,11 +57,11 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
     }
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::int64_t rows = meta.tokens - meta.first_row(layer);
     for (std::int64_t head = 0; shape.has_rows(layer) && head < shape.kv_heads; ++head) {
-      add(SectionKind::keys, 0, layer, head,
-          meta.tokens * vector_bytes(meta.dtype.keys, shape.head_dim));
+      add(SectionKind::keys, 0, layer, head, rows * vector_bytes(meta.dtype.keys, shape.head_dim));
       add(SectionKind::values, 0, layer, head,
-          meta.tokens * vector_bytes(meta.dtype.values, shape.head_dim));
+          rows * vector_bytes(meta.dtype.values, shape.head_dim));
     }
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {

@@ -7,9 +7,9 @@
 namespace topkv {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-std::string field(const Json& value) {
+std::string field(const OrderedJson& value) {
   if (value.is_string()) return csv_field(value.get<std::string>());
   const std::string text = value.dump();
   return text == "null" ? "" : text;  // numbers that are none, too
@@ -27,7 +27,7 @@ std::string csv_field(const std::string& text) {
   return quoted + '"';
 }
 
-std::string csv_lines(const std::vector<Json>& lines) {
+std::string csv_lines(const std::vector<OrderedJson>& lines) {
   std::string text;
   const auto add_line = [&](const auto& text_of) {
     std::vector<std::string> fields;
@@ -37,7 +37,7 @@ std::string csv_lines(const std::vector<Json>& lines) {
     text += fmt::format("{}\n", fmt::join(fields, ","));
   };
   add_line([](const std::string& name) { return csv_field(name); });
-  for (const Json& json : lines) {
+  for (const OrderedJson& json : lines) {
     add_line([&](const std::string& name) { return field(json.at(name)); });
   }
   return text;

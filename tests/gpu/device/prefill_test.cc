@@ -113,7 +113,7 @@ class PrefillRun {
     for (std::int64_t l = 0; l < stream_.shape.layers; ++l) {
       for (std::int64_t head = 0; head < stream_.shape.kv_heads; ++head) {
         const reference::Rows& want = stream_.rows(l, head);
-        const RowStore::Arrays arrays = store_.arrays(l, head);
+        const RowStore::Arrays arrays = store_.arrays(l, head, 0);
         for (std::int64_t row = 0; row < count; ++row) {
           const auto bytes = static_cast<std::size_t>(dim * 2);
           const std::int64_t at = row * dim * 2;

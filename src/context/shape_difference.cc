@@ -1,0 +1,28 @@
+#include "src/context/shape_difference.h"
+
+#include <fmt/format.h>
+
+namespace topkv {
+
+std::string shape_difference(const AttentionShape& rows, const AttentionShape& wanted) {
+  std::string text;
+  const auto compare = [&](const char* what, auto of_rows, auto of_wanted) {
+    if (of_rows == of_wanted) return;
+    text += fmt::format("{}{} {}, not {}", text.empty() ? "" : "; ", what, of_rows, of_wanted);
+  };
+  compare("layers", rows.layers, wanted.layers);
+  compare("query heads", rows.q_heads, wanted.q_heads);
+  compare("KV heads", rows.kv_heads, wanted.kv_heads);
+  compare("head dim", rows.head_dim, wanted.head_dim);
+  compare("scale", rows.softmax_scale(), wanted.softmax_scale());
+  compare("softcap", rows.softcap, wanted.softcap);
+  compare("chunks of", rows.chunk_len, wanted.chunk_len);
+  for (std::int64_t l = 0; text.empty() && l < rows.layers; ++l) {
+    compare("a window of", rows.window_of(l), wanted.window_of(l));
+    compare("a layer with the rows of layer", rows.row_layer_of(l), wanted.row_layer_of(l));
+    compare("a state of", rows.state_size_of(l), wanted.state_size_of(l));
+  }
+  return text;
+}
+
+}  // namespace topkv

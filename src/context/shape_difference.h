@@ -1,0 +1,14 @@
+// What the attention shapes of two sets of rows differ in, for messages.
+#pragma once
+
+#include <string>
+
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// Returns what the shape of some rows differs in from the shape that is wanted: "layers 3, not 4;
+/// …". Empty: in nothing.
+std::string shape_difference(const AttentionShape& rows, const AttentionShape& wanted);
+
+}  // namespace topkv
