@@ -480,10 +480,10 @@ void RowStore::move_last(std::vector<LayerArrays> changed) {
     if (!keeps_last(layer)) continue;
     const auto l = static_cast<std::size_t>(layer);
     copy_rows(arrays_[l], changed[l], {changed[l].first, size(layer)});
+    arrays_[l] = changed[l];  // those of other layers may be in use
   }
   locks_[1].reset();
   regions_[1] = std::move(region);
-  arrays_ = std::move(changed);
 }
 
 void RowStore::copy_rows(const LayerArrays& from, const LayerArrays& to,
