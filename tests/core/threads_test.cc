@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/parallel_for.h>
 
 #include <atomic>
 #include <chrono>

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/core/threads/cpu_relax.h"
+#include "src/core/threads/threads.h"
 
 namespace topkv {
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "src/core/threads/threads.h"
+#include "src/core/threads/task_group.h"
 
 namespace topkv {
 

@@ -1,11 +1,19 @@
 #include "src/core/threads/threads.h"
 
 #include <omp.h>
+#include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <mutex>
+
+#include "topkv/error.h"
+
+#ifdef TOPKV_STD_THREADS
+#include "src/core/threads/std_threads.h"
+#endif
 
 // There when the process has OpenBLAS, null otherwise.
 extern "C" {
@@ -51,5 +59,37 @@ std::int64_t thread_count() {
 OneOpenmpThread::OneOpenmpThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
 
 OneOpenmpThread::~OneOpenmpThread() { omp_set_num_threads(before_); }
+
+void parallel_for(std::int64_t count, std::int64_t grain, LoopBody body) {
+  if (count <= 0) return;
+  if (count <= grain) {
+    const OneOpenmpThread one;
+    body(0, count);
+    return;
+  }
+  const std::stop_token* stop = current_stop;
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    const OneOpenmpThread one;
+    const StopScope scope(stop);
+    body(begin, end);
+  };
+#ifdef TOPKV_STD_THREADS
+  std_parallel_for(count, grain, part);
+#else
+  oneapi::tbb::task_group_context context;
+  oneapi::tbb::parallel_for(
+      oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
+      [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
+        part(range.begin(), range.end());
+      },
+      context);
+  if (context.is_group_execution_cancelled())
+    throw Stopped("stopped: the oneTBB task group of the caller was cancelled");
+#endif
+}
+
+void parallel_for_alone(std::int64_t count, std::int64_t grain, LoopBody body) {
+  oneapi::tbb::this_task_arena::isolate([&] { parallel_for(count, grain, body); });
+}
 
 }  // namespace topkv

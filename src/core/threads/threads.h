@@ -8,19 +8,9 @@
 // the command line tool's -t does that.
 #pragma once
 
-#include <oneapi/tbb/blocked_range.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
-#include <oneapi/tbb/task_group.h>
-
 #include <cstdint>
-#include <utility>
 
 #include "src/core/threads/stopping.h"
-
-#ifdef TOPKV_STD_THREADS
-#include "src/core/threads/std_threads.h"
-#endif
 
 namespace topkv {
 
@@ -50,66 +40,32 @@ class OneBlasThread {
   OneBlasThread& operator=(const OneBlasThread&) = delete;
 };
 
+/// A reference to the body of a loop, body(begin, end), which the loop does not outlive. Most files
+/// of the library have loops: with a template in place of this type each would compile oneTBB.
+class LoopBody {
+ public:
+  template <class Body>
+  LoopBody(const Body& body)  // NOLINT(google-explicit-constructor): callers pass their lambdas
+      : body_(&body), call_([](const void* of, std::int64_t begin, std::int64_t end) {
+          (*static_cast<const Body*>(of))(begin, end);
+        }) {}
+  void operator()(std::int64_t begin, std::int64_t end) const { call_(body_, begin, end); }
+
+ private:
+  const void* body_;
+  void (*call_)(const void* of, std::int64_t begin, std::int64_t end);
+};
+
 /// Calls body(begin, end) for disjoint ranges that cover [0, count), none shorter than grain if
 /// it can be helped. Which thread takes which range is not fixed: results must not depend on it.
 /// An exception in a body ends the loop and is rethrown here. Bodies are stopped by what stops the
 /// caller (stopping.h). Nests. Where oneTBB leaves bodies out because it has cancelled what the
 /// caller is part of (a loop around this one, another of whose bodies has thrown; an application's
 /// task group), this throws Stopped: it never returns with work undone.
-template <class Body>
-void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
-  if (count <= 0) return;
-  if (count <= grain) {
-    const OneOpenmpThread one;
-    body(std::int64_t{0}, count);
-    return;
-  }
-  const std::stop_token* stop = current_stop;
-#ifdef TOPKV_STD_THREADS
-  std_parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
-    const OneOpenmpThread one;
-    const StopScope scope(stop);
-    body(begin, end);
-  });
-#else
-  oneapi::tbb::task_group_context context;
-  oneapi::tbb::parallel_for(
-      oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
-      [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
-        const OneOpenmpThread one;
-        const StopScope scope(stop);
-        body(range.begin(), range.end());
-      },
-      context);
-  if (context.is_group_execution_cancelled())
-    throw Stopped("stopped: the oneTBB task group of the caller was cancelled");
-#endif
-}
-
-/// Tasks that run beside their owner, who waits for them before this goes. They are no part of what
-/// the owner is part of: that may end, or be cancelled, before they do.
-#ifdef TOPKV_STD_THREADS
-using TaskGroup = StdTaskGroup;
-#else
-class TaskGroup {
- public:
-  template <class Task>
-  void run(Task task) {
-    tasks_.run(std::move(task));
-  }
-  void wait() { tasks_.wait(); }
-
- private:
-  oneapi::tbb::task_group_context context_{oneapi::tbb::task_group_context::isolated};
-  oneapi::tbb::task_group tasks_{context_};
-};
-#endif
+void parallel_for(std::int64_t count, std::int64_t grain, LoopBody body);
 
 /// The same for callers that hold a lock: a thread that waits in here takes up no other work, which
 /// might wait for that lock.
-template <class Body>
-void parallel_for_alone(std::int64_t count, std::int64_t grain, const Body& body) {
-  oneapi::tbb::this_task_arena::isolate([&] { parallel_for(count, grain, body); });
-}
+void parallel_for_alone(std::int64_t count, std::int64_t grain, LoopBody body);
 
 }  // namespace topkv
