@@ -65,11 +65,11 @@ TEST_P(ContextFileOf, GivesTheSameBits) {
                                             "faiss:SQ4",
                                             "faiss:IVF,SQ8;nprobe=4",
                                             "faiss:IVF16,PQ8x4;nprobe=0"};
-  const auto context = saved_context(file_shape(), 3000, dtype, indices);
+  const auto context = saved_context(file_shape(), 1300, dtype, indices);
   const TempDirectory folder;
   const auto path = folder.path() / "context.tkv";
   ContextOrigin origin{.model = "a model", .made_with = "a test"};
-  for (Token t = 0; t < 3000; ++t) origin.tokens.push_back(t % 100);
+  for (Token t = 0; t < 1300; ++t) origin.tokens.push_back(t % 100);
   save_context(*context, path, origin);
   verify_context(path);
   for (const bool mapped : {false, true}) {

@@ -95,10 +95,10 @@ TEST_P(EveryIndex, AllowedRangesAreHonoured) {
 }
 
 TEST_P(EveryIndex, KeysThatEverybodyLikesButNobodyMayFindDoNotCrowdOutOthers) {
-  std::vector<float> source = clustered(6000, 64, 5);
+  std::vector<float> source = clustered(3000, 64, 5);
   Keys keys = make_keys(source, 64, DType::bf16);
-  Queries queries = make_queries(keys, 8, {400, 6000}, 6);
-  for (std::int64_t i = 0; i < 400; ++i) {  // sinks: multiples of the queries
+  Queries queries = make_queries(keys, 8, {200, 3000}, 6);
+  for (std::int64_t i = 0; i < 200; ++i) {  // sinks: multiples of the queries
     const float* query = queries.query(i % 8);
     for (std::int64_t j = 0; j < 64; ++j) {
       source[static_cast<std::size_t>(i * 64 + j)] = 1.5F * query[j];

@@ -49,7 +49,7 @@ TEST(RareKeys, WhereAllAreAlikeNoneIsRare) {
 /// other directions.
 struct Repeated {
   static constexpr std::int64_t dim = 64;
-  static constexpr std::int64_t count = 24000;
+  static constexpr std::int64_t count = 12000;
   static constexpr std::int64_t tokens = 60;
   Keys keys;
   Positions rare;
@@ -106,8 +106,8 @@ TEST_P(RareKeysOf, AnIndexThatGrewAreFound) {
   const auto index = make_index(GetParam());
   index->add(text().keys.view(0, 2000));
   index->build();
-  for (std::int64_t at = 2000; at < Repeated::count; at += 5500)
-    index->add(text().keys.view(at, at + 5500));
+  for (std::int64_t at = 2000; at < Repeated::count; at += 5000)
+    index->add(text().keys.view(at, at + 5000));
   expect_found(*index);
 }
 

@@ -173,12 +173,12 @@ TEST(ServeStream, CommentsComeWhileACallOfAToolIsCollected) {
   work.write("chat_template.jinja",
              "{# <|python_tag|> #}{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
              "{% for message in messages %}{{ message.content }}{% endfor %}");
-  Served server({.comment_every = 20ms}, 1024, ChatTemplate::load(work.path()));
+  Served server({.comment_every = 5ms}, 1024, ChatTemplate::load(work.path()));
   const std::vector<Token> brace = model().tokenizer().encode("{");
   ASSERT_EQ(brace.size(), 1U);
   const std::string body = R"({"messages": [{"role": "user", "content": "The grass is"}],
     "tools": [{"type": "function", "function": {"name": "weather"}}], "stream": true,
-    "max_tokens": 200, "temperature": 0, "logit_bias": {")" +
+    "max_tokens": 60, "temperature": 0, "logit_bias": {")" +
                            std::to_string(brace[0]) + R"(": 100}})";
   Client client(server.port(), body, "POST /v1/chat/completions HTTP/1.1");
   const std::string all = client.until("data: [DONE]\n\n");
