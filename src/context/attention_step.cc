@@ -62,9 +62,23 @@ void check_overlaps(const AttentionShape& shape, const AttentionStep& step) {
   }
 }
 
+/// Returns a step of several sessions as if it were one session's.
+AttentionStep whole_of(const AttentionStep& step, std::int64_t sessions) {
+  AttentionStep whole = step;
+  if (__builtin_mul_overflow(step.tokens, sessions, &whole.tokens)) {
+    throw InvalidArgument(
+        fmt::format("attend_together: {} tokens of {} sessions are more than 64 "
+                    "bits count; give fewer",
+                    step.tokens, sessions));
+  }
+  whole.kv_first = 0;
+  whole.kv_tokens = step.kv_count() * sessions;
+  return whole;
+}
+
 }  // namespace
 
-void check_step(const AttentionShape& shape, const AttentionStep& step) {
+void check_step(const AttentionShape& shape, const AttentionStep& step, std::int64_t sessions) {
   if (step.layer < 0 || step.layer >= shape.layers || step.tokens < 1) {
     throw InvalidArgument(
         fmt::format("attend: layer {}, {} tokens; there are {} layers and a step has at least 1 "
@@ -98,6 +112,10 @@ void check_step(const AttentionShape& shape, const AttentionStep& step) {
         "and in a layer that attends the rows of another layer");
   }
   check_overlaps(shape, step);
+  if (sessions == 1) return;
+  const AttentionStep whole = whole_of(step, sessions);
+  check_sizes(shape, whole);
+  check_overlaps(shape, whole);
 }
 
 void check_chunks(const AttentionShape& shape, const AttentionStep& step, std::int64_t first,

@@ -14,7 +14,10 @@ namespace topkv {
 /// - q, out, k or v is null; k and v may be null in a step without rows;
 /// - the layer attends the rows of another layer, and k or v is not null;
 /// - a tensor that is written overlaps one that is read; out may be q itself.
-void check_step(const AttentionShape& shape, const AttentionStep& step);
+///
+/// sessions: the step's tensors hold that many sessions' tokens, one session after the other.
+/// step.tokens and step.kv_tokens count the tokens of one session.
+void check_step(const AttentionShape& shape, const AttentionStep& step, std::int64_t sessions = 1);
 
 /// Checks the queries of a step by chunks, whose `tokens` tokens are at positions `first` and on.
 /// Throws InvalidArgument when:

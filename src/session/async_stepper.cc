@@ -10,7 +10,6 @@
 #include "src/core/io/faults.h"
 #include "src/core/threads/cpu_relax.h"
 #include "src/core/threads/threads.h"
-#include "src/session/chunk_steps.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -123,7 +122,7 @@ bool AsyncStepper::can_step(const AttentionStep& step) const {
   // A layer without rows of its own may have fallen behind the rows on the device.
   const LayerStates& own = *session_.own;
   const std::int64_t given = own.tokens(session_.shape.row_layer_of(step.layer));
-  return given <= own.tokens(step.layer) + 1 && !meets_chunks(session_, step) && step.tokens == 1 &&
+  return given <= own.tokens(step.layer) + 1 && !session_.meets_chunks(step) && step.tokens == 1 &&
          !session_.options.measure_recall && thread_count() > 1 &&
          session_.searches(step.layer, session_.position(step.layer) + 1);
 }

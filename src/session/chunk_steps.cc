@@ -21,11 +21,6 @@ std::int64_t joined_bytes(const SessionShape& shape) {
   return a.chunk_len > 0 ? bytes_of_passes(shape.max_tokens * a.q_heads, a.head_dim) : 0;
 }
 
-bool meets_chunks(const SessionCore& session, const AttentionStep& step) {
-  const std::int64_t chunk = session.shape.chunk_len;
-  return chunk > 0 && session.position(step.layer) + step.tokens > chunk;
-}
-
 void ChunkSteps::run(const Step& step) {
   const std::int64_t steps = session_.stats.steps;
   const std::int64_t retrieving_steps = session_.stats.retrieving_steps;

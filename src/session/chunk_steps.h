@@ -7,9 +7,6 @@
 
 namespace topkv {
 
-/// Returns whether the step's tokens have more than one query to use.
-bool meets_chunks(const SessionCore& session, const AttentionStep& step);
-
 /// The passes of a session's steps by chunks.
 class ChunkSteps {
  public:

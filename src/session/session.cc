@@ -100,6 +100,15 @@ bool Session::State::can_step_async(const AttentionStep& step) const {
   return async_stepper && async_stepper->can_step(step);
 }
 
+void Session::State::check_next_step(const AttentionStep& step, std::int64_t session_index) const {
+  with_session_in_errors(session_index, [&] {
+    const bool reads = step.kv_count() == 0;
+    check_chunks(core.shape, step, core.position(step.layer),
+                 reads ? std::min(step.tokens, most_step_tokens) : step.tokens);
+    if (!reads) check_turn(step.layer, step.tokens);
+  });
+}
+
 void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
   const std::int64_t first = core.shape.first_attention();
   const std::int64_t had = core.own->tokens(first);
@@ -183,24 +192,6 @@ Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
-namespace {
-
-/// Returns a step of several sessions as if it were one session's, for checks of its tensors.
-AttentionStep whole_of(const AttentionStep& step, std::int64_t sessions) {
-  AttentionStep whole = step;
-  if (__builtin_mul_overflow(step.tokens, sessions, &whole.tokens)) {
-    throw InvalidArgument(
-        fmt::format("attend_together: {} tokens of {} sessions are more than 64 "
-                    "bits count; give fewer",
-                    step.tokens, sessions));
-  }
-  whole.kv_first = 0;
-  whole.kv_tokens = step.kv_count() * sessions;
-  return whole;
-}
-
-}  // namespace
-
 void Session::attend(const AttentionStep& step) {
   Session* const one = this;
   attend_together({&one, 1}, step);
@@ -234,7 +225,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   check_together(sessions);
   State& one = *sessions[0]->state_;
   const AttentionShape& shape = one.core.shape;
-  check_step(shape, step);
+  check_step(shape, step, std::ssize(sessions));
   const bool reads = step.kv_count() == 0;
   if (!reads && step.kv_count() != step.tokens) {
     throw InvalidArgument(
@@ -242,15 +233,9 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
                     "all its tokens, or of none to read only",
                     step.kv_count(), step.tokens));
   }
-  if (sessions.size() > 1) check_step(shape, whole_of(step, std::ssize(sessions)));
-  for (std::size_t i = 0; !reads && i < sessions.size(); ++i) {
-    with_session_in_errors(sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1,
-                           [&] { sessions[i]->state_->check_turn(step.layer, step.tokens); });
-  }
-  for (Session* session : sessions) {
-    check_chunks(shape, step, session->state_->core.position(step.layer),
-                 reads ? std::min(step.tokens, most_step_tokens) : step.tokens);
-  }
+  for (std::size_t i = 0; i < sessions.size(); ++i)
+    sessions[i]->state_->check_next_step(step,
+                                         sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1);
   for (Session* session : sessions) {
     if (!reads && step.layer == shape.first_attention()) session->state_->code_own();
   }
@@ -262,7 +247,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   }
   // With chunks sessions stand at different places of theirs: each goes its own way.
   bool chunks = false;
-  for (Session* session : sessions) chunks = chunks || meets_chunks(session->state_->core, step);
+  for (Session* session : sessions) chunks = chunks || session->state_->core.meets_chunks(step);
   std::vector<Step>& steps = one.steps;
   std::vector<StepBefore>& before = one.before;
   steps.clear();

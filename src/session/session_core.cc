@@ -116,6 +116,10 @@ PositionRange SessionCore::between(const Segment& segment, std::int64_t layer,
   return {range.begin, std::max(range.begin, range.end)};
 }
 
+bool SessionCore::meets_chunks(const AttentionStep& step) const {
+  return shape.chunk_len > 0 && position(step.layer) + step.tokens > shape.chunk_len;
+}
+
 bool SessionCore::searches(std::int64_t layer, std::int64_t end) const {
   // Rows to find lie between the sinks and the window of the last token.
   const PositionRange beyond{spec.sinks, end - spec.window};

@@ -38,6 +38,8 @@ struct SessionCore {
   /// at `position`, counted within the segment. A token that only reads may be at a position beyond
   /// the last row.
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
+  /// Returns whether a step's tokens use more than one query each (chunk_passes.h).
+  bool meets_chunks(const AttentionStep& step) const;
   /// Returns whether a step whose last token is at position end - 1 has rows to find.
   bool searches(std::int64_t layer, std::int64_t end) const;
   /// Returns the number of own tokens before the window of the next token, sinks included.

@@ -36,6 +36,10 @@ struct Session::State {
     core.release_backend();
   }
 
+  /// Throws InvalidArgument unless the session may take a step now, whose tensors are checked. The
+  /// step has the queries of the chunks that its tokens meet, and comes in turn (check_turn).
+  /// session_index: as in new_step, for the message.
+  void check_next_step(const AttentionStep& step, std::int64_t session_index) const;
   /// Throws InvalidArgument unless a layer may attend `tokens` new tokens now. The first layer of
   /// attention takes new tokens when every layer has the last ones, and the other layers follow it.
   /// A recurrence may have the new tokens already.
@@ -49,7 +53,8 @@ struct Session::State {
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();
   bool can_step_async(const AttentionStep& step) const;
-  /// Returns a step of this session, without its tokens.
+  /// Returns a step of this session, without its tokens. session_index: the session's number in the
+  /// step; -1: it is alone.
   Step new_step(std::int64_t session_index);
 
   SessionCore core;
