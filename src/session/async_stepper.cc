@@ -127,8 +127,8 @@ bool AsyncStepper::can_step(const AttentionStep& step) const {
          session_.searches(step.layer, session_.position(step.layer) + 1);
 }
 
-void AsyncStepper::step(Step& step, WindowSource& window, StepBefore& before) {
-  const std::int64_t layer = step.step.layer;
+void AsyncStepper::step(Step& step) {
+  const std::int64_t layer = step.layer();
   const Clock::time_point start_time = Clock::now();
   start();
   {
@@ -147,19 +147,19 @@ void AsyncStepper::step(Step& step, WindowSource& window, StepBefore& before) {
         std::min((job.plain.size() + plain_list_rows - 1) / plain_list_rows, most_plain_lists);
     const std::int64_t lists = session_.shape.kv_heads * scan_.lists().lists_of(job);
     give(job, std::min(thread_count() - 1, lists));
-    window.contribute(step);
+    step.window->contribute(step);
   }
-  step.given = session_.backend.inputs->wait_for_inputs();
+  const AttentionStep given = session_.backend.inputs->wait_for_inputs();
   const Clock::time_point taken = Clock::now();
   const Clock::time_point last_done = collect_all_but(1);
   rethrow();
-  before.stats = session_.stats;
-  before.times = session_.times(layer);
-  append_rows(step);
+  step.stats_before = session_.stats;
+  step.times_before = session_.times(layer);
+  append_rows(step, given);
   reach_fault("session.finish");
   {
     const auto lock = session_.device.compute()->lock();
-    session_.backend.async->finish_async(step.step);
+    session_.backend.async->finish_async(step.tensors);
   }
   const double waited =
       std::max(0.0, std::chrono::duration<double>(taken - std::max(start_time, last_done)).count());

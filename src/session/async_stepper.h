@@ -15,7 +15,6 @@
 
 #include "src/session/own_rows_source.h"
 #include "src/session/scan_source.h"
-#include "src/session/window_source.h"
 
 namespace topkv {
 
@@ -36,10 +35,10 @@ class AsyncStepper {
   /// does all work.
   bool can_step(const AttentionStep& step) const;
   /// Makes a step. The device begins with its scan, and with the work that follows it. Rows join
-  /// the session's own when the step before is done, and `before` is set then. Nothing is written
-  /// to the caller's memory before the step is known to be good. Throws Error when the thread
-  /// cannot start, or when an earlier step failed.
-  void step(Step& step, WindowSource& window, StepBefore& before);
+  /// the session's own when the step before is done, and the step's figures of before are set then.
+  /// Nothing is written to the caller's memory before the step is known to be good. Throws Error
+  /// when the thread cannot start, or when an earlier step failed.
+  void step(Step& step);
   /// Waits for all steps. Throws Error if one failed after its call had returned.
   void settle();
   /// Waits for all steps, after the step `step` failed. The work of that step is dropped.

@@ -24,23 +24,23 @@ std::int64_t joined_bytes(const SessionShape& shape) {
 void ChunkSteps::run(const Step& step) {
   const std::int64_t steps = session_.stats.steps;
   const std::int64_t retrieving_steps = session_.stats.retrieving_steps;
-  const bool reads = step.step.kv_count() == 0;
-  each_chunk(session_.shape, step.step, session_.position(step.step.layer),
+  const bool reads = step.tensors.kv_count() == 0;
+  each_chunk(session_.shape, step.tensors, session_.position(step.layer()),
              [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
                Step some = step;
-               some.step = step_part(session_.shape, step.step, begin, count);
+               some.tensors = step_part(session_.shape, step.tensors, begin, count);
                if (reads) some.skipped = begin;
                run_passes(some, passes);
              });
   // A token that makes several passes is one step.
   session_.stats.steps = steps;
   session_.stats.retrieving_steps = retrieving_steps;
-  session_.count_steps(step.step.layer, step.step.tokens);
+  session_.count_steps(step.layer(), step.tensors.tokens);
   session_.sees = all_positions;  // a later step may be of tokens that meet no earlier chunk
 }
 
 void ChunkSteps::run_passes(Step step, const ChunkPasses& passes) {
-  const AttentionStep whole = step.step;
+  const AttentionStep whole = step.tensors;
   const bool reads = whole.kv_count() == 0;
   const std::int64_t d = session_.shape.head_dim;
   ComputeDevice& compute = *session_.device.compute();
@@ -59,21 +59,21 @@ void ChunkSteps::run_passes(Step step, const ChunkPasses& passes) {
   };
   for (std::int64_t i = 1; i < passes.size(); ++i) {
     const PartialView out = i == 1 ? earlier : pass;
-    step.step.q = passes[i].queries(whole);
-    step.step.out = out.out;
-    step.step.lse = out.lse;
-    step.step.k = step.step.v = nullptr;
-    step.step.kv_tokens = 0;
+    step.tensors.q = passes[i].queries(whole);
+    step.tensors.out = out.out;
+    step.tensors.lse = out.lse;
+    step.tensors.k = step.tensors.v = nullptr;
+    step.tensors.kv_tokens = 0;
     session_.sees = passes[i].sees.within({0, end});
     run_step({&step, 1});
     if (i > 1) merge(earlier, pass);
   }
-  step.step = whole;
-  if (whole.lse == nullptr && passes.size() > 1) step.step.lse = pass.lse + heads;
+  step.tensors = whole;
+  if (whole.lse == nullptr && passes.size() > 1) step.tensors.lse = pass.lse + heads;
   session_.sees = passes[0].sees;
   if (reads) session_.sees = session_.sees.within({0, end});
   run_step({&step, 1});
-  if (passes.size() > 1) merge({step.step.out, step.step.lse, heads, d}, earlier);
+  if (passes.size() > 1) merge({step.tensors.out, step.tensors.lse, heads, d}, earlier);
 }
 
 }  // namespace topkv

@@ -9,8 +9,8 @@ namespace topkv {
 void OwnRowsSource::contribute(Step& step) {
   each_block(step, [&](std::int64_t first, const TokenQueries& block) {
     const PartialView found = step.part(step.host.exact, first, block.tokens);
-    if (between_) attend_between(step.step.layer, block, found);
-    attend(step.step.layer, block, found);
+    if (between_) attend_between(step.layer(), block, found);
+    attend(step.layer(), block, found);
   });
 }
 

@@ -19,7 +19,7 @@ struct Round {
   /// attended, and all rows that are attended.
   TailParts out;
 
-  std::int64_t layer() const { return step.step.layer; }
+  std::int64_t layer() const { return step.layer(); }
 };
 
 /// A source whose work a rule can judge and repeat with more rows.

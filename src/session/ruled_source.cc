@@ -49,7 +49,7 @@ void RuledSource::contribute(Step& step) {
     const Stopwatch waiting;  // for scans, too, if there are any
     const auto lock = session_.device.compute()->lock();
     const PartialView given = session_.backend.window->partial();
-    source_.count_wait(step.step.layer, waiting.seconds());
+    source_.count_wait(step.layer(), waiting.seconds());
     return given;
   }();
   each_block(step, [&](std::int64_t first, const TokenQueries& block) {

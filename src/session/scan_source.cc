@@ -36,14 +36,14 @@ void ScanSource::start(std::span<Step> steps) {
   const auto mine =
       std::ranges::find_if(steps, [&](const Step& step) { return step.scan == this; });
   if (!mine->searched || mine->joined) return;
-  const std::int64_t layer = mine->step.layer;
+  const std::int64_t layer = mine->layer();
   const Scratch<std::vector<CodeScanner::Scan>> scans;
   scans->clear();
   for (Step& step : steps) {
     const SessionCore& of = *step.session;
     if (!step.searched || step.scan == nullptr || of.indices[0] != session_.indices[0]) continue;
     step.joined = true;
-    const std::int64_t tokens = std::min(step.step.tokens, step.scan->tokens_at_once(step));
+    const std::int64_t tokens = std::min(step.tensors.tokens, step.scan->tokens_at_once(step));
     ListJob& job = step.scan->job_;
     job = {.lists = &step.scan->lists_,
            .layer = layer,
@@ -89,7 +89,7 @@ void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int6
                                  std::int64_t rows, const ListJob& like) {
   job_ = like;
   job_.lists = &lists_;
-  job_.layer = step.step.layer;
+  job_.layer = step.layer();
   job_.queries = step.queries.part(token, tokens);
   job_.found = step.part(step.host.exact, token, tokens);
   job_.tokens = tokens;
@@ -117,7 +117,7 @@ void ScanSource::contribute(Step& step) {
 /// The first scan of a step is one of all sessions.
 void ScanSource::find(Step& step, std::int64_t first, const TokenQueries& block) {
   if (first > 0)
-    scan_and_attend(step, first, block.tokens, session_.schedule.first(step.step.layer), {});
+    scan_and_attend(step, first, block.tokens, session_.schedule.first(step.layer()), {});
 }
 
 void ScanSource::attend_first(const Round& round) {
@@ -173,7 +173,7 @@ void ScanSource::discount(const Round& round, std::int64_t rows) {
 
 void ScanSource::measure_recall(Step& step, const TokenQueries& block) {
   const Stopwatch measuring;
-  const std::int64_t layer = step.step.layer;
+  const std::int64_t layer = step.layer();
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     heads_.copy_queries(layer, head, block);  // all queries of the block
     const auto token_of = [&](std::int64_t q) { return q / session_.shape.group(); };

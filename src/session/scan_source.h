@@ -32,7 +32,7 @@ class ScanSource final : public RoundsSource {
   double scan_seconds() const { return scan_seconds_; }
   /// A scan returns little for a token, but its lists have a limit.
   std::int64_t tokens_at_once(const Step& step) const override {
-    return session_.backend.scanner->scan_tokens(session_.schedule.first(step.step.layer));
+    return session_.backend.scanner->scan_tokens(session_.schedule.first(step.layer()));
   }
   void contribute(Step& step) override;
 

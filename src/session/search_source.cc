@@ -24,7 +24,7 @@ constexpr std::int64_t search_memory = std::int64_t{256} << 20;
 /// With a large k, a search returns much.
 std::int64_t SearchSource::tokens_at_once(const Step& step) const {
   const std::int64_t rows =
-      std::min(session_.schedule.most(step.step.layer), step.queries.first + step.queries.tokens);
+      std::min(session_.schedule.most(step.layer()), step.queries.first + step.queries.tokens);
   return std::max<std::int64_t>(1, search_memory / (session_.shape.q_heads * search_bytes * rows));
 }
 
@@ -34,8 +34,8 @@ void SearchSource::start(std::span<Step> steps) {
   chosen_ = false;
   if (session_.backend.chooser == nullptr || steps.size() != 1) return;
   const Step& step = steps[0];
-  if (!step.searched || step.step.tokens != 1 || step.session_index >= 0) return;
-  const std::int64_t layer = step.step.layer;
+  if (!step.searched || step.tensors.tokens != 1 || step.session_index >= 0) return;
+  const std::int64_t layer = step.layer();
   const std::int64_t rows = session_.schedule.k(layer);
   const PositionRange allowed = session_.between(session_.segments[0], layer, step.queries.first);
   const HeadIndex& index = *session_.indices[0]->layer(layer).heads[0];
@@ -49,7 +49,7 @@ void SearchSource::search_together(std::span<Step> steps) {
   for (const Step& first : steps) {
     if (first.search == nullptr) continue;
     const SessionCore& one = *first.session;
-    const std::int64_t layer = first.step.layer;
+    const std::int64_t layer = first.layer();
     const std::int64_t room = first.search->tokens_at_once(first);
     std::int64_t tokens = 0;
     sessions->clear();
@@ -57,10 +57,10 @@ void SearchSource::search_together(std::span<Step> steps) {
       const SessionCore& of = *step.session;
       if (!step.searched || step.search == nullptr || step.joined ||
           of.indices[0] != one.indices[0] || of.schedule.k(layer) != one.schedule.k(layer) ||
-          tokens + step.step.tokens > std::min(room, step.search->tokens_at_once(step))) {
+          tokens + step.tensors.tokens > std::min(room, step.search->tokens_at_once(step))) {
         continue;
       }
-      tokens += step.step.tokens;
+      tokens += step.tensors.tokens;
       step.joined = true;
       sessions->push_back({step.search, step.queries});
     }
@@ -152,17 +152,17 @@ void SearchSource::select(std::int64_t layer, std::int64_t head, const TokenQuer
 void SearchSource::contribute(Step& step) {
   each_block(step, [&](std::int64_t first, const TokenQueries& block) {
     find(step, first, block);
-    heads_.attend_selected(step.step.layer, block.tokens,
+    heads_.attend_selected(step.layer(), block.tokens,
                            step.part(step.host.exact, first, block.tokens));
     if (step.estimate != nullptr)
-      attend_tail(step.step.layer, step.part(step.host, first, block.tokens));
+      attend_tail(step.layer(), step.part(step.host, first, block.tokens));
     if (session_.options.measure_recall) measure_recall(step, block);
   });
 }
 
 void SearchSource::find(Step& step, std::int64_t /*first*/, const TokenQueries& block) {
   const Searched searched{this, block};
-  if (!step.joined) search_all(step.step.layer, {&searched, 1});
+  if (!step.joined) search_all(step.layer(), {&searched, 1});
 }
 
 void SearchSource::attend_first(const Round& round) {
@@ -228,7 +228,7 @@ void SearchSource::attend_tail(std::int64_t layer, const TailParts& out) {
 
 void SearchSource::measure_recall(Step& step, const TokenQueries& block) {
   const Stopwatch measuring;
-  const std::int64_t layer = step.step.layer;
+  const std::int64_t layer = step.layer();
   const std::int64_t k = session_.schedule.k(layer);
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     heads_.copy_queries(layer, head, block);  // all queries: rounds of a rule drop some

@@ -75,14 +75,28 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
     async_stepper = std::make_unique<AsyncStepper>(core, *scan, own_rows);
 }
 
-Step Session::State::new_step(std::int64_t session_index) {
+Step Session::State::new_step(const AttentionStep& tensors, std::int64_t session_index) {
   return {.session = &core,
           .window = &window,
           .beyond = beyond,
           .scan = scan.get(),
           .search = search.get(),
           .estimate = host_estimate,
-          .session_index = session_index};
+          .session_index = session_index,
+          .tensors = tensors,
+          .own_tokens_before = core.own->tokens(tensors.layer),
+          .stats_before = core.stats,
+          .times_before = core.times(tensors.layer)};
+}
+
+void Session::State::roll_back(const Step& step) {
+  core.stats = step.stats_before;
+  core.times(step.layer()) = step.times_before;
+  if (async_stepper) async_stepper->settle_without(step);
+  try {
+    take_back(step.layer(), step.own_tokens_before);
+  } catch (...) {  // which has marked it as failed
+  }
 }
 
 void Session::State::code_own() {
@@ -249,23 +263,18 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   bool chunks = false;
   for (Session* session : sessions) chunks = chunks || session->state_->core.meets_chunks(step);
   std::vector<Step>& steps = one.steps;
-  std::vector<StepBefore>& before = one.before;
   steps.clear();
-  before.clear();
-  for (Session* session : sessions) {
-    State& s = *session->state_;
-    steps.push_back(s.new_step(sessions.size() > 1 ? std::ssize(steps) : -1));
-    before.push_back({s.core.own->tokens(step.layer), s.core.stats, s.core.times(step.layer)});
-  }
+  for (Session* session : sessions)
+    steps.push_back(session->state_->new_step(step, sessions.size() > 1 ? std::ssize(steps) : -1));
   try {
     // Reading tokens do not move the window, so it matters how they are cut: alike on all devices.
     for (std::int64_t t = 0; t < step.tokens; t += most_step_tokens) {
       for (std::int64_t i = 0; i < std::ssize(steps); ++i) {
-        steps[static_cast<std::size_t>(i)].step = step_part(
+        steps[static_cast<std::size_t>(i)].tensors = step_part(
             shape, step, i * step.tokens + t, std::min(most_step_tokens, step.tokens - t));
       }
       if (async) {
-        one.async_stepper->step(steps[0], one.window, before[0]);
+        one.async_stepper->step(steps[0]);
       } else if (chunks) {
         for (std::size_t i = 0; i < steps.size(); ++i) sessions[i]->state_->chunks.run(steps[i]);
       } else {
@@ -273,16 +282,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
       }
     }
   } catch (...) {
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      State& s = *sessions[i]->state_;
-      s.core.stats = before[i].stats;
-      s.core.times(step.layer) = before[i].times;
-      if (s.async_stepper) s.async_stepper->settle_without(steps[i]);
-      try {
-        s.take_back(step.layer, before[i].own_tokens);
-      } catch (...) {  // which has marked it as failed
-      }
-    }
+    for (std::size_t i = 0; i < steps.size(); ++i) sessions[i]->state_->roll_back(steps[i]);
     throw;
   }
 }

@@ -53,9 +53,11 @@ struct Session::State {
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();
   bool can_step_async(const AttentionStep& step) const;
-  /// Returns a step of this session, without its tokens. session_index: the session's number in the
-  /// step; -1: it is alone.
-  Step new_step(std::int64_t session_index);
+  /// Returns a step of this session. session_index: the session's number in the step; -1: it is
+  /// alone.
+  Step new_step(const AttentionStep& tensors, std::int64_t session_index);
+  /// After a step that failed: sets the session to its state before the step.
+  void roll_back(const Step& step);
 
   SessionCore core;
   HeadSteps heads;
@@ -70,9 +72,7 @@ struct Session::State {
   EstimateBuffer* host_estimate = nullptr;  // null: there is no tail, or a scan makes its estimate
   ChunkSteps chunks;
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
-  // Of a call whose first session this is.
-  std::vector<Step> steps;
-  std::vector<StepBefore> before;
+  std::vector<Step> steps;                  // of a call whose first session this is
   /// Null: no step can go ahead.
   std::unique_ptr<AsyncStepper> async_stepper;
 };

@@ -34,7 +34,7 @@ void check_finite(const Step& step, std::string_view what, const float* x, std::
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
   throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
-                                    step.step.layer, what == "q" ? "query" : "KV", bad / d % heads,
+                                    step.layer(), what == "q" ? "query" : "KV", bad / d % heads,
                                     step.queries.first + bad / d / heads));
 }
 
@@ -50,8 +50,8 @@ void begin(std::span<Step> steps) {
   const auto share = 1 / static_cast<double>(steps.size());
   for (const Step& step : steps) {
     SessionCore& of = *step.session;
-    of.times(step.step.layer).q_out += (watch.seconds() - scanned) * share;
-    of.count_search(step.step.layer, scanned * share);
+    of.times(step.layer()).q_out += (watch.seconds() - scanned) * share;
+    of.count_search(step.layer(), scanned * share);
   }
 }
 
@@ -61,17 +61,17 @@ void take(std::span<Step> steps) {
   for (Step& step : steps) {
     SessionCore& of = *step.session;
     Stopwatch watch;
-    step.given = of.backend.inputs->wait_for_inputs();
-    step.queries.data = step.given.q;
-    of.times(step.step.layer).q_out += watch.seconds();
+    const AttentionStep given = of.backend.inputs->wait_for_inputs();
+    step.queries.data = given.q;
+    of.times(step.layer()).q_out += watch.seconds();
     if (step.searched) {
       step.host = {.exact = of.backend.inputs->host_partial_buffer()};
       std::fill_n(step.host.exact.lse, step.host.exact.heads, empty_lse);
     }
-    with_session_in_errors(step.session_index, [&] { append_rows(step); });
+    with_session_in_errors(step.session_index, [&] { append_rows(step, given); });
     watch = {};
     step.window->contribute(step);
-    of.times(step.step.layer).window += watch.seconds();
+    of.times(step.layer()).window += watch.seconds();
   }
 }
 
@@ -79,8 +79,8 @@ void finish(Step& step) {
   SessionCore& of = *step.session;
   const Stopwatch watch;
   reach_fault("session.finish");
-  of.backend.inputs->finish(step.step, step.searched ? step.host : TailParts{});
-  of.times(step.step.layer).merge += watch.seconds();
+  of.backend.inputs->finish(step.tensors, step.searched ? step.host : TailParts{});
+  of.times(step.layer()).merge += watch.seconds();
 }
 
 }  // namespace
@@ -89,18 +89,17 @@ void begin_step(Step& step) {
   reach_fault("session.begin");
   SessionCore& of = *step.session;
   step.searching_before = of.stats.search_seconds + of.measuring_seconds;
-  const std::int64_t first = of.position(step.step.layer) + step.skipped;
+  const std::int64_t first = of.position(step.layer()) + step.skipped;
   step.joined = false;
-  step.searched = of.searches(step.step.layer, first + step.step.tokens);
-  step.queries = {nullptr, step.step.tokens, of.shape.q_heads, of.shape.head_dim, first};
-  of.backend.inputs->begin(step.step, first, of.sees);
+  step.searched = of.searches(step.layer(), first + step.tensors.tokens);
+  step.queries = {nullptr, step.tensors.tokens, of.shape.q_heads, of.shape.head_dim, first};
+  of.backend.inputs->begin(step.tensors, first, of.sees);
 }
 
-void append_rows(const Step& step) {
+void append_rows(const Step& step, const AttentionStep& given) {
   const Stopwatch watch;
   SessionCore& of = *step.session;
-  const std::int64_t layer = step.step.layer;
-  const AttentionStep& given = step.given;
+  const std::int64_t layer = step.layer();
   check_finite(step, "q", given.q, given.tokens, of.shape.q_heads);
   const std::int64_t rows = given.kv_count();
   if (!of.shape.has_rows(layer)) {
@@ -152,7 +151,7 @@ void run_step(std::span<Step> steps) {
   lock = compute.lock();
   for (Step& step : steps) finish(step);
   for (const Step& step : steps) {
-    step.session->count_steps(step.step.layer, step.step.tokens);
+    step.session->count_steps(step.layer(), step.tensors.tokens);
     step.session->stats.attend_seconds +=
         std::max(0.0, whole.seconds() / static_cast<double>(steps.size()) - searching(step));
   }

@@ -35,10 +35,9 @@ struct Step {
   EstimateBuffer* estimate = nullptr;  ///< null: the host makes no estimate
   std::int64_t session_index = -1;     ///< the session's number in the step; -1: it is alone
 
-  AttentionStep step = {};
+  AttentionStep tensors = {};
   std::int64_t skipped = 0;  ///< reading tokens before the step's first
   TokenQueries queries = {};
-  AttentionStep given = {};  ///< the step with q, k and v in host memory
   /// The host's partials over rows beyond sinks and window, [tokens x q_heads].
   TailParts host = {};
   bool searched = false;  ///< there may be rows beyond sinks and window
@@ -47,19 +46,17 @@ struct Step {
   int step_id = 0;        ///< with async: AsyncScan::step_id
   std::int64_t block_tokens = 0;  ///< the tokens that all sources work on at a time, at least 1
   double searching_before = 0;
+  // What the session gets back if the step fails.
+  std::int64_t own_tokens_before = 0;  ///< of the layer
+  SessionStats stats_before = {};
+  StepTimes times_before = {};  ///< of the layer
 
+  std::int64_t layer() const { return tensors.layer; }
   /// Returns the part of [tokens x q_heads] heads that belongs to `tokens` tokens.
   template <class View>
   View part(const View& all, std::int64_t first, std::int64_t tokens) const {
     return all.part(first * session->shape.q_heads, tokens * session->shape.q_heads);
   }
-};
-
-/// What a session gets back when its step fails.
-struct StepBefore {
-  std::int64_t own_tokens = 0;  ///< of the layer
-  SessionStats stats = {};
-  StepTimes times = {};  ///< of the layer
 };
 
 /// Calls use(first, queries) for blocks of at most Step::block_tokens tokens, from number `first`
@@ -96,8 +93,9 @@ void begin_step(Step& step);
 
 /// Appends the rows of a step's tokens to the session's own, unless K and V have no tokens. A layer
 /// that attends the rows of another layer finds the rows of these tokens there. Throws
-/// InvalidArgument for q, K or V that is not finite.
-void append_rows(const Step& step);
+/// InvalidArgument for q, K or V that is not finite. given: the step with q, k and v in host
+/// memory.
+void append_rows(const Step& step, const AttentionStep& given);
 
 /// Makes a step of one layer, for different sessions over one context.
 ///

@@ -3,7 +3,7 @@
 namespace topkv {
 
 void WindowSource::contribute(Step& step) {
-  const std::int64_t layer = step.step.layer;
+  const std::int64_t layer = step.layer();
   for (const Segment& segment : session_.segments) {
     const PositionRange range = session_.seen_of(segment, layer);
     spans_.clear();
