@@ -10,7 +10,8 @@
 
 namespace topkv {
 
-void HeadSteps::copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+void HeadSteps::copy_queries(const StepBlock& block, std::int64_t head) {
+  const TokenQueries& queries = block.queries;
   HeadStep& step = (*this)[head];
   const std::int64_t group = session_.shape.group();
   const std::int64_t d = session_.shape.head_dim;
@@ -26,7 +27,7 @@ void HeadSteps::copy_queries(std::int64_t layer, std::int64_t head, const TokenQ
     std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
     for (std::size_t s = 0; s < searched.size(); ++s) {
       step.allowed[s][static_cast<std::size_t>(i)] =
-          session_.between(searched[s], layer, queries.first + token);
+          session_.between(searched[s], block.layer(), queries.first + token);
     }
   }
 }
@@ -54,14 +55,15 @@ std::int64_t HeadSteps::place(std::int64_t head, std::int64_t query) const {
   return i / group * session_.shape.q_heads + head * group + i % group;
 }
 
-void HeadSteps::attend_selected(std::int64_t layer, std::int64_t tokens, PartialView out) {
+void HeadSteps::attend_selected(const StepBlock& block) {
   reach_fault("session.attend");
   const Stopwatch attending;
   const AttentionShape& shape = session_.shape;
   const std::int64_t d = shape.head_dim;
   const float scale = shape.softmax_scale();
   // One task per query head: with few KV heads there would be too few tasks for the cores.
-  const std::int64_t per_head = tokens * shape.group();
+  const std::int64_t layer = block.layer();
+  const std::int64_t per_head = block.queries.tokens * shape.group();
   for (HeadStep& step : heads_) step.retrieved.reset(per_head, d);
   parallel_for(shape.kv_heads * per_head, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
@@ -71,7 +73,7 @@ void HeadSteps::attend_selected(std::int64_t layer, std::int64_t tokens, Partial
       HeadStep& step = (*this)[head];
       if (i >= step.count()) continue;
       const float* q = &step.queries[static_cast<std::size_t>(i * d)];
-      const PartialView target = out.part(place(head, i));
+      const PartialView target = block.host.exact.part(place(head, i));
       const PartialView part = step.retrieved.view().part(i);
       for (std::size_t s = 0; s < session_.segments.size(); ++s) {
         const std::vector<std::int64_t>& positions = step.selector.of(s, i);

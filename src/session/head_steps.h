@@ -8,6 +8,7 @@
 #include "index/common/row_tail.h"
 #include "src/session/selector.h"
 #include "src/session/session_core.h"
+#include "src/session/step.h"
 #include "topkv/attention.h"
 #include "topkv/key_index.h"
 
@@ -49,9 +50,9 @@ class HeadSteps {
   auto begin() const { return heads_.begin(); }
   auto end() const { return heads_.end(); }
 
-  /// Copies a KV head's queries of some tokens, and sets the rows that each may find: between the
+  /// Copies a KV head's queries of a block, and sets the rows that each may find: between the
   /// sinks and its window.
-  void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void copy_queries(const StepBlock& block, std::int64_t head);
 
   /// Returns a KV head's queries as an index takes them. They are in groups, as one question, if
   /// they are all queries of some tokens. Queries that a rule asks more rows for need not be.
@@ -61,8 +62,8 @@ class HeadSteps {
   /// Returns the number of a KV head's query in partials of [tokens x q_heads].
   std::int64_t place(std::int64_t head, std::int64_t query) const;
 
-  /// Attends the selected rows of all queries and merges them into `out`, [tokens x q_heads].
-  void attend_selected(std::int64_t layer, std::int64_t tokens, PartialView out);
+  /// Attends the selected rows of all queries, and merges them into the block's exact partial.
+  void attend_selected(const StepBlock& block);
 
  private:
   SessionCore& session_;

@@ -7,46 +7,46 @@
 namespace topkv {
 
 void OwnRowsSource::contribute(Step& step) {
-  each_block(step, [&](std::int64_t first, const TokenQueries& block) {
-    const PartialView found = step.part(step.host.exact, first, block.tokens);
-    if (between_) attend_between(step.layer(), block, found);
-    attend(step.layer(), block, found);
+  each_block(step, [&](const StepBlock& block) {
+    if (between_) attend_between(block);
+    attend(block);
   });
 }
 
-void OwnRowsSource::attend_between(std::int64_t layer, const TokenQueries& queries,
-                                   PartialView out) {
-  if (queries.tokens == 1) return;
+void OwnRowsSource::attend_between(const StepBlock& block) {
+  const std::int64_t tokens = block.queries.tokens;
+  if (tokens == 1) return;
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
-    heads_.copy_queries(layer, head, queries);
-    heads_[head].selector.reset(queries.tokens * session_.shape.group());
-    select_between(layer, head, queries);
+    heads_.copy_queries(block, head);
+    heads_[head].selector.reset(tokens * session_.shape.group());
+    select_between(block, head);
   }
-  heads_.attend_selected(layer, queries.tokens, out);
+  heads_.attend_selected(block);
 }
 
-void OwnRowsSource::select_between(std::int64_t layer, std::int64_t head,
-                                   const TokenQueries& queries) {
-  const std::int64_t before = plain_rows(layer, queries.first).end;
+void OwnRowsSource::select_between(const StepBlock& block, std::int64_t head) {
+  const std::int64_t layer = block.layer();
+  const std::int64_t before = plain_rows(layer, block.queries.first).end;
   HeadStep& step = heads_[head];
   for (std::int64_t i = 0; i < step.count(); ++i) {
     const std::int64_t token = step.query_ids[static_cast<std::size_t>(i)] / session_.shape.group();
-    const PositionRange range = plain_rows(layer, queries.first + token);
+    const PositionRange range = plain_rows(layer, block.queries.first + token);
     step.selector.take(session_.segments.size() - 1, i, {std::max(before, range.begin), range.end});
   }
 }
 
-void OwnRowsSource::attend(std::int64_t layer, const TokenQueries& queries, PartialView out) {
+void OwnRowsSource::attend(const StepBlock& block) {
+  const std::int64_t layer = block.layer();
   const Segment& segment = session_.segments.back();
-  const PositionRange range = plain_rows(layer, queries.first);
+  const PositionRange range = plain_rows(layer, block.queries.first);
   if (range.size() <= 0) return;
   const Stopwatch attending;
   spans_.clear();
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head)
     spans_.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
-  partial_.reset(out.heads, out.head_dim);
-  attend_tokens(session_.shape, queries, {}, spans_.data(), partial_.view());
-  merge(out, partial_.view());
+  partial_.reset(block.host.exact.heads, block.host.exact.head_dim);
+  attend_tokens(session_.shape, block.queries, {}, spans_.data(), partial_.view());
+  merge(block.host.exact, partial_.view());
   session_.times(layer).tail += attending.seconds();
 }
 

@@ -25,13 +25,13 @@ class OwnRowsSource final : public AttentionSource {
 
   void contribute(Step& step) override;
 
-  /// Merges into `out` the rows that no token of the block has in its window.
-  void attend(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  /// Merges into the block's exact partial the rows that no token of the block has in its window.
+  void attend(const StepBlock& block);
   /// Returns the partial of the last attend. Valid if it had rows.
   PartialView last() { return partial_.view(); }
 
   /// Adds rows between to the selection of each query of a KV head.
-  void select_between(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void select_between(const StepBlock& block, std::int64_t head);
 
   /// Returns the own rows between the sinks and the window of a token at a position that are
   /// attended as they are, counted within the session's own.
@@ -41,7 +41,7 @@ class OwnRowsSource final : public AttentionSource {
   PositionRange coded_rows(std::int64_t layer, std::int64_t position) const;
 
  private:
-  void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void attend_between(const StepBlock& block);
 
   SessionCore& session_;
   HeadSteps& heads_;

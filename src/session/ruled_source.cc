@@ -45,30 +45,23 @@ RuledSource::RuledSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& 
       chooses_for_(together(session)) {}
 
 void RuledSource::contribute(Step& step) {
-  const PartialView exact = [&] {
+  exact_ = [&] {
     const Stopwatch waiting;  // for scans, too, if there are any
     const auto lock = session_.device.compute()->lock();
     const PartialView given = session_.backend.window->partial();
     source_.count_wait(step.layer(), waiting.seconds());
     return given;
   }();
-  each_block(step, [&](std::int64_t first, const TokenQueries& block) {
-    source_.find(step, first, block);
-    const std::int64_t tokens = source_.round_tokens(block.tokens);
-    for (std::int64_t t = 0; t < block.tokens; t += tokens) {
-      const std::int64_t token = first + t;
-      run_rounds({.step = step,
-                  .token = token,
-                  .in_block = t,
-                  .queries = block.part(t, tokens),
-                  .exact = step.part(exact, token, tokens),
-                  .out = step.part(step.host, token, tokens)});
-    }
-    if (session_.options.measure_recall) source_.measure_recall(step, block);
+  each_block(step, [&](const StepBlock& block) {
+    source_.find(block);
+    const std::int64_t tokens = source_.round_tokens(block.queries.tokens);
+    for (std::int64_t t = 0; t < block.queries.tokens; t += tokens)
+      run_rounds(block_of(step, block.token + t, tokens));
+    if (session_.options.measure_recall) source_.measure_recall(block);
   });
 }
 
-void RuledSource::run_rounds(const Round& round) {
+void RuledSource::run_rounds(const StepBlock& round) {
   const std::int64_t layer = round.layer();
   // Some of the session's own rows are attended, and no window holds them.
   const bool own =
@@ -89,19 +82,20 @@ void RuledSource::run_rounds(const Round& round) {
 
 /// Sets HeadStep::unsatisfied, and returns whether there are such queries. below_k: they have fewer
 /// than k rows.
-bool RuledSource::judge(const Round& round, bool below_k) {
+bool RuledSource::judge(const StepBlock& round, bool below_k) {
   const AttentionShape& shape = session_.shape;
   const RetrievalOptions& options = session_.options;
   const std::int64_t tokens = round.queries.tokens;
+  const PartialView exact = round.step.part(exact_, round.token, tokens);
   shares_.resize(static_cast<std::size_t>(tokens * shape.q_heads));
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     for (std::int64_t i = 0; i < heads_[head].count(); ++i) {
       const std::int64_t at = heads_.place(head, i);
       whole_.reset(1, shape.head_dim);
-      for (const PartialView& part : {round.exact, round.out.exact, round.out.estimate})
+      for (const PartialView& part : {exact, round.host.exact, round.host.estimate})
         merge(whole_.view(), part.part(at));
       shares_[static_cast<std::size_t>(at)] =
-          tail_share(whole_.view(), round.out.estimate.part(at), round.out.noise[at]);
+          tail_share(whole_.view(), round.host.estimate.part(at), round.host.noise[at]);
     }
   }
   // The error is that of a token's output, all its heads together. If it is too large, each head
@@ -145,13 +139,13 @@ bool RuledSource::judge(const Round& round, bool below_k) {
 
 /// Goes on with the queries of HeadStep::unsatisfied alone. Their partials then hold no row but,
 /// with `own`, the session's own rows that no window holds.
-void RuledSource::keep_unsatisfied(const Round& round, bool own) {
+void RuledSource::keep_unsatisfied(const StepBlock& round, bool own) {
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     HeadStep& step = heads_[head];
     for (const std::int64_t i : step.unsatisfied) {
       session_.stats.rows_retrieved -= step.selector.rows(i, session_.searched_segments);
       const std::int64_t at = heads_.place(head, i);
-      const PartialView part = round.out.exact.part(at);
+      const PartialView part = round.host.exact.part(at);
       empty(part);
       if (own) merge(part, own_.last().part(at));
     }
@@ -163,16 +157,16 @@ void RuledSource::keep_unsatisfied(const Round& round, bool own) {
 }
 
 /// Has the queries that are left attend all rows of the context: nothing is left to a tail.
-void RuledSource::attend_all(const Round& round) {
+void RuledSource::attend_all(const StepBlock& round) {
   const std::int64_t layer = round.layer();
   const TokenQueries& queries = round.queries;
-  const TailParts& out = round.out;
+  const TailParts& out = round.host;
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     heads_[head].selector.reset(heads_[head].count());
-    own_.select_between(layer, head, queries);
+    own_.select_between(round, head);
   }
   // Own rows that some tokens do not have in their window.
-  heads_.attend_selected(layer, queries.tokens, out.exact);
+  heads_.attend_selected(round);
   const Stopwatch attending;
   const AttentionShape& shape = session_.shape;
   const std::int64_t d = shape.head_dim;

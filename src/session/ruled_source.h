@@ -32,16 +32,17 @@ class RuledSource final : public AttentionSource {
   void contribute(Step& step) override;
 
  private:
-  void run_rounds(const Round& round);
-  bool judge(const Round& round, bool below_k);
-  void keep_unsatisfied(const Round& round, bool own);
-  void attend_all(const Round& round);
+  void run_rounds(const StepBlock& round);
+  bool judge(const StepBlock& round, bool below_k);
+  void keep_unsatisfied(const StepBlock& round, bool own);
+  void attend_all(const StepBlock& round);
 
   SessionCore& session_;
   HeadSteps& heads_;
   OwnRowsSource& own_;
   RoundsSource& source_;
   ChoosesFor chooses_for_;            // queries that go on together
+  PartialView exact_;                 // of a step: the partial over sinks and window
   std::vector<TailShare> shares_;     // [tokens x q_heads]
   std::vector<double> most_squared_;  // per token: the squared error that each query head may have
   Partial whole_;                     // merged partial of one query

@@ -85,18 +85,17 @@ void ScanSource::count_lists(const ListAttention::Times& took, double sessions) 
 }
 
 /// Makes a further scan of a step, for some of its tokens. like: the job's other members.
-void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int64_t tokens,
-                                 std::int64_t rows, const ListJob& like) {
+void ScanSource::scan_and_attend(const StepBlock& block, std::int64_t rows, const ListJob& like) {
   job_ = like;
   job_.lists = &lists_;
-  job_.layer = step.layer();
-  job_.queries = step.queries.part(token, tokens);
-  job_.found = step.part(step.host.exact, token, tokens);
-  job_.tokens = tokens;
+  job_.layer = block.layer();
+  job_.queries = block.queries;
+  job_.found = block.host.exact;
+  job_.tokens = block.queries.tokens;
   job_.wanted = rows;
   {
     const auto lock = session_.device.compute()->lock();
-    const CodeScanner::Scan scan = scan_of(job_, token);
+    const CodeScanner::Scan scan = scan_of(job_, block.token);
     const Stopwatch scanning;  // a CUDA device only begins here
     session_.backend.scanner->scan(job_.layer, {&scan, 1});
     session_.count_search(job_.layer, scanning.seconds());
@@ -108,39 +107,37 @@ void ScanSource::scan_and_attend(const Step& step, std::int64_t token, std::int6
 }
 
 void ScanSource::contribute(Step& step) {
-  each_block(step, [&](std::int64_t first, const TokenQueries& block) {
-    find(step, first, block);
-    if (session_.options.measure_recall) measure_recall(step, block);
+  each_block(step, [&](const StepBlock& block) {
+    find(block);
+    if (session_.options.measure_recall) measure_recall(block);
   });
 }
 
 /// The first scan of a step is one of all sessions.
-void ScanSource::find(Step& step, std::int64_t first, const TokenQueries& block) {
-  if (first > 0)
-    scan_and_attend(step, first, block.tokens, session_.schedule.first(step.layer()), {});
+void ScanSource::find(const StepBlock& block) {
+  if (block.token > 0) scan_and_attend(block, session_.schedule.first(block.layer()), {});
 }
 
-void ScanSource::attend_first(const Round& round) {
+void ScanSource::attend_first(const StepBlock& round) {
   const std::int64_t group = session_.shape.group();
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
-    heads_.copy_queries(round.layer(), head, round.queries);
+    heads_.copy_queries(round, head);
     Selector& selector = heads_[head].selector;
     selector.reset(group);
     selector.find_nothing(group);
   }
-  own_.attend(round.layer(), round.queries, round.out.exact);
+  own_.attend(round);
   merge_scanned(round);
 }
 
-void ScanSource::attend_more(const Round& round, std::int64_t rows) {
-  scan_and_attend(round.step, round.token, 1, rows,
-                  {.is_extra_round = true, .token_in_scan = round.in_block});
+void ScanSource::attend_more(const StepBlock& round, std::int64_t rows) {
+  scan_and_attend(round, rows, {.is_extra_round = true, .token_in_scan = round.in_block()});
   merge_scanned(round);
 }
 
 /// Takes the partials that the last scan has beside its lists, for the queries of one of its
 /// tokens.
-void ScanSource::merge_scanned(const Round& round) {
+void ScanSource::merge_scanned(const StepBlock& round) {
   const std::int64_t first = round.token * session_.shape.q_heads;
   const TailParts scanned = [&] {
     const Stopwatch waiting;
@@ -149,7 +146,7 @@ void ScanSource::merge_scanned(const Round& round) {
     session_.count_search(round.layer(), waiting.seconds());
     return given;
   }();
-  const TailParts& out = round.out;
+  const TailParts& out = round.host;
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     if (heads_[head].count() == 0) continue;
     for (std::int64_t at = head * session_.shape.group(); at < (head + 1) * session_.shape.group();
@@ -163,19 +160,19 @@ void ScanSource::merge_scanned(const Round& round) {
   }
 }
 
-void ScanSource::discount(const Round& round, std::int64_t rows) {
+void ScanSource::discount(const StepBlock& round, std::int64_t rows) {
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     const std::int64_t queries = heads_[head].count();
-    session_.stats.rows_retrieved -= queries * lists_.rows_listed(round.in_block, head);
-    if (queries > 0) lists_.rows_wanted(round.in_block, head) = rows;
+    session_.stats.rows_retrieved -= queries * lists_.rows_listed(round.in_block(), head);
+    if (queries > 0) lists_.rows_wanted(round.in_block(), head) = rows;
   }
 }
 
-void ScanSource::measure_recall(Step& step, const TokenQueries& block) {
+void ScanSource::measure_recall(const StepBlock& block) {
   const Stopwatch measuring;
-  const std::int64_t layer = step.layer();
+  const std::int64_t layer = block.layer();
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
-    heads_.copy_queries(layer, head, block);  // all queries of the block
+    heads_.copy_queries(block, head);  // all queries of the block
     const auto token_of = [&](std::int64_t q) { return q / session_.shape.group(); };
     const auto rows_of = [&](std::int64_t q) {
       const std::int64_t wanted = lists_.rows_wanted(token_of(q), head);

@@ -36,15 +36,15 @@ class ScanSource final : public RoundsSource {
   }
   void contribute(Step& step) override;
 
-  void find(Step& step, std::int64_t first, const TokenQueries& block) override;
+  void find(const StepBlock& block) override;
   std::int64_t round_tokens(std::int64_t /*block_tokens*/) const override { return 1; }
-  void attend_first(const Round& round) override;
-  void attend_more(const Round& round, std::int64_t rows) override;
-  void discount(const Round& round, std::int64_t rows) override;
+  void attend_first(const StepBlock& round) override;
+  void attend_more(const StepBlock& round, std::int64_t rows) override;
+  void discount(const StepBlock& round, std::int64_t rows) override;
   void count_wait(std::int64_t layer, double seconds) override {
     session_.count_search(layer, seconds);
   }
-  void measure_recall(Step& step, const TokenQueries& block) override;
+  void measure_recall(const StepBlock& block) override;
 
   /// Returns the job of the last scan.
   const ListJob& job() const { return job_; }
@@ -52,9 +52,8 @@ class ScanSource final : public RoundsSource {
 
  private:
   CodeScanner::Scan scan_of(const ListJob& job, std::int64_t token);
-  void scan_and_attend(const Step& step, std::int64_t token, std::int64_t tokens, std::int64_t rows,
-                       const ListJob& like);
-  void merge_scanned(const Round& round);
+  void scan_and_attend(const StepBlock& block, std::int64_t rows, const ListJob& like);
+  void merge_scanned(const StepBlock& round);
   void count_lists(const ListAttention::Times& took, double sessions);
 
   SessionCore& session_;

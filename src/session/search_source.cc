@@ -45,14 +45,14 @@ void SearchSource::start(std::span<Step> steps) {
 }
 
 void SearchSource::search_together(std::span<Step> steps) {
-  const Scratch<std::vector<Searched>> sessions;
+  const Scratch<std::vector<StepBlock>> blocks;
   for (const Step& first : steps) {
     if (first.search == nullptr) continue;
     const SessionCore& one = *first.session;
     const std::int64_t layer = first.layer();
     const std::int64_t room = first.search->tokens_at_once(first);
     std::int64_t tokens = 0;
-    sessions->clear();
+    blocks->clear();
     for (Step& step : steps) {
       const SessionCore& of = *step.session;
       if (!step.searched || step.search == nullptr || step.joined ||
@@ -62,48 +62,49 @@ void SearchSource::search_together(std::span<Step> steps) {
       }
       tokens += step.tensors.tokens;
       step.joined = true;
-      sessions->push_back({step.search, step.queries});
+      blocks->push_back(block_of(step, 0, step.queries.tokens));
     }
-    if (!sessions->empty()) search_all(layer, *sessions);
+    if (!blocks->empty()) search_all(*blocks);
   }
 }
 
-/// Selects the rows that each query of some sessions attends.
-void SearchSource::search_all(std::int64_t layer, std::span<const Searched> sessions) {
+/// Selects the rows that each query of some sessions' blocks attends.
+void SearchSource::search_all(std::span<const StepBlock> blocks) {
   const Stopwatch searching;
-  const SearchSource& one = *sessions[0].source;
+  const SearchSource& one = *blocks[0].step.search;
   const SessionCore& core = one.session_;
+  const std::int64_t layer = blocks[0].layer();
   const bool chosen = one.chosen_;  // then there is one session
   const GivenEntries all = chosen ? core.backend.chooser->chosen() : GivenEntries{};
   parallel_for(core.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
-      for (const auto& [source, queries] : sessions)
-        source->heads_.copy_queries(layer, head, queries);
+      for (const StepBlock& block : blocks) block.step.search->heads_.copy_queries(block, head);
       const GivenEntries given = chosen ? all.part(head, core.shape.kv_heads) : GivenEntries{};
-      search(layer, head, sessions, core.schedule.k(layer), chosen ? &given : nullptr);
-      for (const auto& [source, queries] : sessions)
-        source->select(layer, head, queries, source->session_.schedule.first(layer));
+      search(blocks, head, core.schedule.k(layer), chosen ? &given : nullptr);
+      for (const StepBlock& block : blocks)
+        block.step.search->select(block, head, block.step.session->schedule.first(layer));
     }
   });
-  const double seconds = searching.seconds() / static_cast<double>(sessions.size());
-  for (const auto& [source, queries] : sessions) source->session_.count_search(layer, seconds);
+  const double seconds = searching.seconds() / static_cast<double>(blocks.size());
+  for (const StepBlock& block : blocks) block.step.session->count_search(layer, seconds);
 }
 
 /// Searches for `rows` rows for each query of a KV head. Queries of several sessions, with the same
 /// index and an equal number of tokens, look at the keys of their context together. given: the
 /// entries that a device chose in the context for the one session; null: nothing.
-void SearchSource::search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
-                          std::int64_t rows, const GivenEntries* given) {
-  const SessionCore& one = sessions[0].source->session_;
+void SearchSource::search(std::span<const StepBlock> blocks, std::int64_t head, std::int64_t rows,
+                          const GivenEntries* given) {
+  const SessionCore& one = *blocks[0].step.session;
+  const std::int64_t layer = blocks[0].layer();
   // Of all sessions together.
   const Scratch<std::vector<float>> shared_queries;
   const Scratch<std::vector<PositionRange>> shared_allowed;
   const Scratch<SearchResult> shared_found;
-  if (sessions.size() > 1) {
+  if (blocks.size() > 1) {
     shared_queries->clear();
     shared_allowed->clear();
-    for (const auto& [source, queries] : sessions) {
-      const HeadStep& step = source->heads_[head];
+    for (const StepBlock& block : blocks) {
+      const HeadStep& step = block.step.search->heads_[head];
       shared_queries->insert(shared_queries->end(), step.queries.begin(), step.queries.end());
       shared_allowed->insert(shared_allowed->end(), step.allowed[0].begin(), step.allowed[0].end());
     }
@@ -114,82 +115,80 @@ void SearchSource::search(std::int64_t layer, std::int64_t head, std::span<const
                             .allowed = *shared_allowed,
                             .group = one.shape.group(),
                             .scale = one.shape.softmax_scale(),
-                            .tokens = sessions[0].queries.tokens},
+                            .tokens = blocks[0].queries.tokens},
                            rows, nullptr, *shared_found);
   }
   std::int64_t first = 0;
-  for (const auto& [source, queries] : sessions) {
+  for (const StepBlock& block : blocks) {
     reach_fault("session.search");
-    const SessionCore& session = source->session_;
-    HeadStep& step = source->heads_[head];
+    const SessionCore& session = *block.step.session;
+    HeadSteps& heads = block.step.search->heads_;
+    HeadStep& step = heads[head];
     for (std::size_t s = 0; s < session.segments.size(); ++s) {
       SearchResult& found = step.selector.found(s);
-      if (s == 0 && sessions.size() > 1) {
+      if (s == 0 && blocks.size() > 1) {
         found.copy(*shared_found, first, step.count());
         continue;
       }
       session.segments[s].search(session.indices[s], layer, head,
-                                 source->heads_.block(head, step.allowed[s]), rows,
-                                 s == 0 ? given : nullptr, found);
+                                 heads.block(head, step.allowed[s]), rows, s == 0 ? given : nullptr,
+                                 found);
     }
     first += step.count();
   }
 }
 
 /// Selects `rows` of the rows that were found.
-void SearchSource::select(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
-                          std::int64_t rows) {
+void SearchSource::select(const StepBlock& block, std::int64_t head, std::int64_t rows) {
   HeadStep& step = heads_[head];
   if (session_.options.select_by == SelectBy::group) {
-    step.selector.choose_shared(rows, layer, head, heads_.block(head, step.allowed[0]),
+    step.selector.choose_shared(rows, block.layer(), head, heads_.block(head, step.allowed[0]),
                                 session_.shape.softcap);
   } else {
     step.selector.choose(rows);
   }
-  if (own_ != nullptr) own_->select_between(layer, head, queries);
+  if (own_ != nullptr) own_->select_between(block, head);
 }
 
 void SearchSource::contribute(Step& step) {
-  each_block(step, [&](std::int64_t first, const TokenQueries& block) {
-    find(step, first, block);
-    heads_.attend_selected(step.layer(), block.tokens,
-                           step.part(step.host.exact, first, block.tokens));
-    if (step.estimate != nullptr)
-      attend_tail(step.layer(), step.part(step.host, first, block.tokens));
-    if (session_.options.measure_recall) measure_recall(step, block);
+  each_block(step, [&](const StepBlock& block) {
+    find(block);
+    heads_.attend_selected(block);
+    if (step.estimate != nullptr) attend_tail(block);
+    if (session_.options.measure_recall) measure_recall(block);
   });
 }
 
-void SearchSource::find(Step& step, std::int64_t /*first*/, const TokenQueries& block) {
-  const Searched searched{this, block};
-  if (!step.joined) search_all(step.layer(), {&searched, 1});
+void SearchSource::find(const StepBlock& block) {
+  if (!block.step.joined) search_all({&block, 1});
 }
 
-void SearchSource::attend_first(const Round& round) {
-  own_->attend(round.layer(), round.queries, round.out.exact);
-  heads_.attend_selected(round.layer(), round.queries.tokens, round.out.exact);
-  attend_tail(round.layer(), round.out);
+void SearchSource::attend_first(const StepBlock& round) {
+  own_->attend(round);
+  heads_.attend_selected(round);
+  attend_tail(round);
 }
 
-void SearchSource::attend_more(const Round& round, std::int64_t rows) {
+void SearchSource::attend_more(const StepBlock& round, std::int64_t rows) {
   const Stopwatch searching;
   const std::int64_t layer = round.layer();
-  const Searched one{this, round.queries};
   parallel_for(session_.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       if (heads_[head].count() == 0) continue;
-      if (rows > session_.schedule.k(layer)) search(layer, head, {&one, 1}, rows, nullptr);
-      select(layer, head, round.queries, rows);
+      if (rows > session_.schedule.k(layer)) search({&round, 1}, head, rows, nullptr);
+      select(round, head, rows);
     }
   });
   session_.count_search(layer, searching.seconds());
-  heads_.attend_selected(layer, round.queries.tokens, round.out.exact);
-  attend_tail(layer, round.out);
+  heads_.attend_selected(round);
+  attend_tail(round);
 }
 
-/// Estimates the context's rows that were not selected, into out.estimate. Rows that the tail
-/// attends as they are, are merged into out.exact.
-void SearchSource::attend_tail(std::int64_t layer, const TailParts& out) {
+/// Estimates the context's rows that were not selected, into the block's estimate. Rows that the
+/// tail attends as they are, are merged into its exact partial.
+void SearchSource::attend_tail(const StepBlock& block) {
+  const std::int64_t layer = block.layer();
+  const TailParts& out = block.host;
   reach_fault("session.tail");
   const Stopwatch attending;
   const std::int64_t d = session_.shape.head_dim;
@@ -226,12 +225,12 @@ void SearchSource::attend_tail(std::int64_t layer, const TailParts& out) {
   session_.times(layer).tail += attending.seconds();
 }
 
-void SearchSource::measure_recall(Step& step, const TokenQueries& block) {
+void SearchSource::measure_recall(const StepBlock& block) {
   const Stopwatch measuring;
-  const std::int64_t layer = step.layer();
+  const std::int64_t layer = block.layer();
   const std::int64_t k = session_.schedule.k(layer);
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
-    heads_.copy_queries(layer, head, block);  // all queries: rounds of a rule drop some
+    heads_.copy_queries(block, head);  // all queries: rounds of a rule drop some
     const GivenEntries given =
         chosen_ ? session_.backend.chooser->chosen().part(head, session_.shape.kv_heads)
                 : GivenEntries{};

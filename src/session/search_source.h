@@ -30,29 +30,22 @@ class SearchSource final : public RoundsSource {
   std::int64_t tokens_at_once(const Step& step) const override;
   void contribute(Step& step) override;
 
-  void find(Step& step, std::int64_t first, const TokenQueries& block) override;
+  void find(const StepBlock& block) override;
   std::int64_t round_tokens(std::int64_t block_tokens) const override { return block_tokens; }
-  void attend_first(const Round& round) override;
-  void attend_more(const Round& round, std::int64_t rows) override;
-  void discount(const Round& /*round*/, std::int64_t /*rows*/) override {}
+  void attend_first(const StepBlock& round) override;
+  void attend_more(const StepBlock& round, std::int64_t rows) override;
+  void discount(const StepBlock& /*round*/, std::int64_t /*rows*/) override {}
   void count_wait(std::int64_t layer, double seconds) override {
     session_.times(layer).window += seconds;
   }
-  void measure_recall(Step& step, const TokenQueries& block) override;
+  void measure_recall(const StepBlock& block) override;
 
  private:
-  /// Queries of one session that rows are searched for.
-  struct Searched {
-    SearchSource* source;
-    TokenQueries queries;
-  };
-
-  static void search_all(std::int64_t layer, std::span<const Searched> sessions);
-  static void search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
-                     std::int64_t rows, const GivenEntries* given);
-  void select(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
-              std::int64_t rows);
-  void attend_tail(std::int64_t layer, const TailParts& out);
+  static void search_all(std::span<const StepBlock> blocks);
+  static void search(std::span<const StepBlock> blocks, std::int64_t head, std::int64_t rows,
+                     const GivenEntries* given);
+  void select(const StepBlock& block, std::int64_t head, std::int64_t rows);
+  void attend_tail(const StepBlock& block);
 
   SessionCore& session_;
   HeadSteps& heads_;

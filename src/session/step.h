@@ -59,21 +59,37 @@ struct Step {
   }
 };
 
-/// Calls use(first, queries) for blocks of at most Step::block_tokens tokens, from number `first`
-/// on.
-template <class Use>
-void each_block(const Step& step, const Use& use) {
+/// Consecutive tokens of a step that a source works on together.
+struct StepBlock {
+  Step& step;
+  std::int64_t token = 0;  ///< the number of the first token in the step
+  TokenQueries queries;    ///< of these tokens
+  TailParts host;          ///< the part of Step::host that belongs to these tokens
+
+  std::int64_t layer() const { return step.layer(); }
+  /// Returns the number of the first token in its block of Step::block_tokens tokens.
+  std::int64_t in_block() const { return token % step.block_tokens; }
+};
+
+/// Returns the block of `tokens` tokens of a step, from number `first` on.
+inline StepBlock block_of(Step& step, std::int64_t first, std::int64_t tokens) {
+  TailParts host{.exact = step.part(step.host.exact, first, tokens)};
+  if (step.host.estimate.heads > 0) host = step.part(step.host, first, tokens);
+  return {step, first, step.queries.part(first, tokens), host};
+}
+
+/// Calls use(block) for blocks of at most Step::block_tokens tokens.
+void each_block(Step& step, const auto& use) {
   const std::int64_t tokens = step.block_tokens;
   for (std::int64_t t = 0; t < step.queries.tokens; t += tokens) {
     check_stop();
-    use(t, step.queries.part(t, std::min(tokens, step.queries.tokens - t)));
+    use(block_of(step, t, std::min(tokens, step.queries.tokens - t)));
   }
 }
 
 /// Calls work(). An InvalidArgument that it throws is rethrown with the number of the session in
 /// its message, unless that is -1, for a session alone.
-template <class Work>
-void with_session_in_errors(std::int64_t session, const Work& work) {
+void with_session_in_errors(std::int64_t session, const auto& work) {
   try {
     work();
   } catch (const InvalidArgument& error) {
