@@ -67,7 +67,7 @@ class WithCudaSizes : public Base {
   bool selects(const AttentionShape& shape, std::int64_t entries) const override {
     return CudaSummaries::supports(shape, entries, std::int64_t{1} << 18);
   }
-  std::int64_t selection_bytes(const AttentionShape& shape, const StandIns& head) const final {
+  std::int64_t selection_bytes(const AttentionShape& shape, const KeySummaries& head) const final {
     return CudaSummaries::bytes(shape, head);
   }
   std::int64_t scan_bytes(const SessionShape& shape) const final {

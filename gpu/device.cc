@@ -392,7 +392,7 @@ bool CudaDevice::selects(const AttentionShape& shape, std::int64_t entries) cons
 }
 
 std::shared_ptr<const DeviceIndex> CudaDevice::keep_selection(const AttentionShape& shape,
-                                                              std::span<const StandIns> heads) {
+                                                              std::span<const KeySummaries> heads) {
   return std::make_shared<const CudaSummaries>(*this, shape, heads);
 }
 

@@ -128,7 +128,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                                                 std::span<const HeadCodes> heads) override;
   bool selects(const AttentionShape& shape, std::int64_t entries) const override;
   std::shared_ptr<const DeviceIndex> keep_selection(const AttentionShape& shape,
-                                                    std::span<const StandIns> heads) override;
+                                                    std::span<const KeySummaries> heads) override;
   DecodeBackend decode_backend(const SessionShape& shape) override;
 
  private:

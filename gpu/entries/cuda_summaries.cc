@@ -16,12 +16,12 @@ namespace topkv::gpu {
 namespace {
 
 /// Of an entry. Where importances decide, scores are as the host's: in float32.
-std::int64_t entry_bytes(const StandIns& of) {
-  const std::int64_t elements = of.kind == StandInKind::bounds ? 2 * of.dim : of.dim;
+std::int64_t entry_bytes(const KeySummaries& of) {
+  const std::int64_t elements = of.kind == KeySummaryKind::bounds ? 2 * of.dim : of.dim;
   return elements * bytes_of(of.weighed ? DType::f32 : DType::bf16);
 }
 /// What they are, without them.
-StandIns described(const StandIns& of) {
+KeySummaries described(const KeySummaries& of) {
   return {.kind = of.kind,
           .count = of.count,
           .dim = of.dim,
@@ -31,11 +31,11 @@ StandIns described(const StandIns& of) {
           .weighed = of.weighed};
 }
 /// Room for entries: whole blocks of components.
-std::int64_t slots_of(const StandIns& of) {
+std::int64_t slots_of(const KeySummaries& of) {
   return of.block > 0 ? (of.count + of.block - 1) / of.block * of.block : of.count;
 }
 /// Blocks of components that are on their way at a time.
-std::int64_t blocks_at_once(const StandIns& of) {
+std::int64_t blocks_at_once(const KeySummaries& of) {
   const std::int64_t bytes = of.block * entry_bytes(of);
   if (bytes == 0) return 0;
   return std::clamp<std::int64_t>(LongWork::piece_bytes / bytes, 1,
@@ -56,15 +56,15 @@ struct CudaSummaries::Layout {
   std::int64_t queries, counts, shares, bytes;
   std::int64_t scores;  // of a choice; before there is one, components on their way
 
-  Layout(const AttentionShape& shape, std::span<const StandIns> of_layers) {
+  Layout(const AttentionShape& shape, std::span<const KeySummaries> of_layers) {
     const std::int64_t f32 = bytes_of(DType::f32);
     Pieces pieces;
     std::int64_t most = 0;
     std::int64_t staged = 0;
-    for (const StandIns& of : of_layers) {
+    for (const KeySummaries& of : of_layers) {
       const std::int64_t slots = shape.kv_heads * slots_of(of);
       Layer layer{};
-      const bool grouped = of.kind == StandInKind::centroids;
+      const bool grouped = of.kind == KeySummaryKind::centroids;
       layer.entries = pieces.place(slots * entry_bytes(of));
       layer.sizes = pieces.place(of.weighed ? slots * f32 : 0);
       layer.spans = pieces.place(grouped ? slots * 2 * std::int64_t{sizeof(int)} : 0);
@@ -87,12 +87,12 @@ bool CudaSummaries::supports(const AttentionShape& shape, std::int64_t entries,
 }
 
 CudaSummaries::CudaSummaries(CudaDevice& device, const AttentionShape& shape,
-                             std::span<const StandIns> heads)
+                             std::span<const KeySummaries> heads)
     : shape_(shape) {
   for (std::size_t l = 0; l < static_cast<std::size_t>(shape.layers); ++l) {
     const auto of = heads.subspan(l * static_cast<std::size_t>(shape.kv_heads),
                                   static_cast<std::size_t>(shape.kv_heads));
-    layers_.push_back(described(*std::ranges::max_element(of, {}, &StandIns::count)));
+    layers_.push_back(described(*std::ranges::max_element(of, {}, &KeySummaries::count)));
   }
   layout_ = std::make_unique<const Layout>(shape, layers_);
   memory_ = device.allocate(layout_->bytes, "index of a context");
@@ -108,25 +108,25 @@ CudaSummaries::CudaSummaries(CudaDevice& device, const AttentionShape& shape,
 
 CudaSummaries::~CudaSummaries() = default;
 
-std::int64_t CudaSummaries::bytes(const AttentionShape& shape, const StandIns& head) {
-  std::vector<StandIns> layers;
+std::int64_t CudaSummaries::bytes(const AttentionShape& shape, const KeySummaries& head) {
+  std::vector<KeySummaries> layers;
   for (std::int64_t l = 0; l < shape.layers; ++l)
-    layers.push_back(shape.has_index(l) ? head : StandIns{});
+    layers.push_back(shape.has_index(l) ? head : KeySummaries{});
   return Layout(shape, layers).bytes;
 }
 
 std::int64_t CudaSummaries::most_entries(std::int64_t layer, std::int64_t k) const {
-  const StandIns& of = layers_[own_layer(layer)];
+  const KeySummaries& of = layers_[own_layer(layer)];
   const PositionRange most =  // of which most are chosen: of clusters a narrow one
-      of.kind == StandInKind::centroids ? PositionRange{0, 1}
-                                        : PositionRange{0, of.count * of.page};
+      of.kind == KeySummaryKind::centroids ? PositionRange{0, 1}
+                                           : PositionRange{0, of.count * of.page};
   return entry_choice(of, most, k).count;
 }
 
 /// Those of a head: bounds as they are, centroids rounded unless importances decide, components of
 /// all blocks beside each other.
 void CudaSummaries::place(CudaDevice& device, const LongWork& work, std::int64_t number,
-                          const StandIns& head) {
+                          const KeySummaries& head) {
   const auto layer = static_cast<std::size_t>(number / shape_.kv_heads);
   const Layout::Layer& to = layout_->layers[layer];
   const std::int64_t slots = slots_of(layers_[layer]);
@@ -137,16 +137,16 @@ void CudaSummaries::place(CudaDevice& device, const LongWork& work, std::int64_t
     work.copy_in(from.data(), head.count * size, memory_.data() + offset + before * size);
   };
   switch (head.kind) {
-    case StandInKind::none:
+    case KeySummaryKind::none:
       return;
-    case StandInKind::bounds:
+    case KeySummaryKind::bounds:
       return work.copy_in(head.data, head.count * entry_bytes(head), entries);
-    case StandInKind::centroids:
+    case KeySummaryKind::centroids:
       copy(head.spans, to.spans, 2);
       if (!head.weighed) return work.upload({head.data, DType::f32, head.count, head.dim}, entries);
       copy(head.sizes, to.sizes, 1);
       return work.copy_in(head.data, head.count * entry_bytes(head), entries);
-    case StandInKind::components:
+    case KeySummaryKind::components:
       break;
   }
   const std::int64_t block_bytes = head.block * entry_bytes(head);
@@ -164,10 +164,10 @@ void CudaSummaries::place(CudaDevice& device, const LongWork& work, std::int64_t
   }
 }
 
-GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, PositionRange allowed,
-                                   std::int64_t k, const ChoiceOutput& output,
-                                   cudaStream_t stream) const {
-  const StandIns& of = layers_[own_layer(layer)];
+CandidateEntries CudaSummaries::choose(std::int64_t layer, const float* queries,
+                                       PositionRange allowed, std::int64_t k,
+                                       const ChoiceOutput& output, cudaStream_t stream) const {
+  const KeySummaries& of = layers_[own_layer(layer)];
   const Layout::Layer& from = layout_->layers[own_layer(layer)];
   const std::int64_t slots = slots_of(of);
   auto [among, wanted] = entry_choice(of, allowed, k);
@@ -177,7 +177,7 @@ GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, Pos
   const HeadStepQueries groups{rounded, shape_.kv_heads, shape_.group(), shape_.head_dim,
                                shape_.softmax_scale()};
   to_bf16(queries, shape_.q_heads * shape_.head_dim, rounded, stream);
-  if (of.kind == StandInKind::components) {
+  if (of.kind == KeySummaryKind::components) {
     // Loads are of eight keys that lie together.
     const std::int64_t left_out = among.begin % 8;
     among.begin -= left_out;
@@ -189,9 +189,9 @@ GivenEntries CudaSummaries::choose(std::int64_t layer, const float* queries, Pos
     return {
         {output.entries, static_cast<std::size_t>(shape_.kv_heads * wanted)}, wanted, among.begin};
   }
-  GivenEntries given{
+  CandidateEntries given{
       {output.entries, static_cast<std::size_t>(shape_.q_heads * wanted)}, wanted, among.begin};
-  if (of.kind == StandInKind::bounds) {
+  if (of.kind == KeySummaryKind::bounds) {
     score_pages(groups, entries + among.begin * 2 * of.dim, slots, among.size(), scores, stream);
   } else {
     if (of.weighed) {

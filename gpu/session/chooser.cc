@@ -21,7 +21,7 @@ void CudaChooser::choose(std::int64_t layer, PositionRange allowed, std::int64_t
   step_.workspace->choice_made.record(step_.compute);
 }
 
-GivenEntries CudaChooser::chosen() {
+CandidateEntries CudaChooser::chosen() {
   reach_fault("session.chosen");
   if (!Faults::drop_choice_waits.load(std::memory_order_relaxed))
     step_.workspace->choice_made.synchronize();

@@ -15,12 +15,12 @@ class CudaChooser final : public EntryChooser {
   CudaChooser(CudaStep& step, CudaWindow& window) : step_(step), window_(window) {}
 
   void choose(std::int64_t layer, PositionRange allowed, std::int64_t k) override;
-  GivenEntries chosen() override;
+  CandidateEntries chosen() override;
 
  private:
   CudaStep& step_;
   CudaWindow& window_;
-  GivenEntries chosen_;  // of this step, when StepWorkspace::choice_made
+  CandidateEntries chosen_;  // of this step, when StepWorkspace::choice_made
 };
 
 }  // namespace topkv::gpu

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "index/common/stand_ins.h"
+#include "index/common/key_summaries.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
@@ -26,18 +26,18 @@ class HeadIndex : public KeyIndex {
 
   /// Returns the key summaries by which a device can choose in the index's place. They are of kind
   /// `none` if only the index can choose. REQUIRES: the index is built.
-  virtual StandIns stand_ins() const { return {}; }
-  /// Returns the most that stand_ins() would be for `keys` keys, without the data.
-  virtual StandIns planned_stand_ins(std::int64_t /*dim*/, std::int64_t /*keys*/) const {
+  virtual KeySummaries key_summaries() const { return {}; }
+  /// Returns the most that key_summaries() would be for `keys` keys, without the data.
+  virtual KeySummaries planned_key_summaries(std::int64_t /*dim*/, std::int64_t /*keys*/) const {
     return {};
   }
   /// Returns whether a search that may find `allowed` keys finds all of them, so that there is
   /// nothing to choose.
   virtual bool takes_all(std::int64_t allowed, std::int64_t k) const { return allowed <= k; }
   /// Searches as search() does, for the queries of one token, among entries that a device chose by
-  /// stand_ins(). The index chooses for itself if these hold too few rows that are allowed.
+  /// key_summaries(). The index chooses for itself if these hold too few rows that are allowed.
   virtual void search_given(const QueryBlock& queries, std::int64_t k,
-                            const GivenEntries& /*given*/, SearchResult& result) const {
+                            const CandidateEntries& /*given*/, SearchResult& result) const {
     search(queries, k, result);
   }
 

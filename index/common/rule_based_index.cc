@@ -30,15 +30,15 @@ void score_all(const float* queries, std::int64_t heads, const KeyView& keys,
   });
 }
 
-std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
-                              const GivenEntries& given, std::int64_t head, GivenScores& room) {
+std::span<Scored> score_given(const float* query, const KeyView& key_summaries,
+                              const CandidateEntries& given, std::int64_t head, GivenScores& room) {
   room.numbers.clear();
   for (const std::int32_t entry : given.of(head)) {
-    if (given.first + entry < stand_ins.count) room.numbers.push_back(given.first + entry);
+    if (given.first + entry < key_summaries.count) room.numbers.push_back(given.first + entry);
   }
   room.scores.resize(room.numbers.size());
-  dot_gather(query, 1, stand_ins, room.numbers.data(), std::ssize(room.numbers), room.scores.data(),
-             std::ssize(room.numbers));
+  dot_gather(query, 1, key_summaries, room.numbers.data(), std::ssize(room.numbers),
+             room.scores.data(), std::ssize(room.numbers));
   rank_not_numbers_last(room.scores);
   room.scored.clear();
   for (std::size_t i = 0; i < room.numbers.size(); ++i)
@@ -46,8 +46,8 @@ std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
   return room.scored;
 }
 
-void RuleBasedIndex::search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
-                            SearchResult& result) const {
+void RuleBasedIndex::search(const QueryBlock& queries, std::int64_t k,
+                            const CandidateEntries* given, SearchResult& result) const {
   key_list().check_search(spec(), built(), queries, k);
   check_groups(spec(), queries);
   const std::int64_t group = queries.group;
@@ -63,8 +63,8 @@ void RuleBasedIndex::search(const QueryBlock& queries, std::int64_t k, const Giv
 
 /// first: the number of the first of its queries.
 void RuleBasedIndex::search_question(const QueryBlock& queries, std::int64_t first,
-                                     std::int64_t tokens, std::int64_t k, const GivenEntries* given,
-                                     SearchResult& result) const {
+                                     std::int64_t tokens, std::int64_t k,
+                                     const CandidateEntries* given, SearchResult& result) const {
   const Scratch<ChoosingWorkspace> workspace;
   auto& [allowed, found, scores, ranked] = *workspace;
   allowed.clear();

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "index/common/inserting_index.h"
+#include "index/common/key_summaries.h"
 #include "index/common/scan.h"
-#include "index/common/stand_ins.h"
 
 namespace topkv {
 
@@ -40,8 +40,8 @@ struct GivenScores {
   std::vector<Scored> scored;
 };
 /// Scores for a query of the entries that were given for a head, in their order.
-std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
-                              const GivenEntries& given, std::int64_t head, GivenScores& room);
+std::span<Scored> score_given(const float* query, const KeyView& key_summaries,
+                              const CandidateEntries& given, std::int64_t head, GivenScores& room);
 
 class RuleBasedIndex : public InsertingIndex {
  public:
@@ -51,12 +51,12 @@ class RuleBasedIndex : public InsertingIndex {
     search(queries, k, nullptr, result);
   }
   /// Entries are chosen as entry_choice says.
-  void search_given(const QueryBlock& queries, std::int64_t k, const GivenEntries& given,
+  void search_given(const QueryBlock& queries, std::int64_t k, const CandidateEntries& given,
                     SearchResult& result) const final {
     search(queries, k, &given, result);
   }
   /// Searches as search_given does. given: null if the index chooses for itself.
-  void search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+  void search(const QueryBlock& queries, std::int64_t k, const CandidateEntries* given,
               SearchResult& result) const;
 
   bool takes_all(std::int64_t allowed, std::int64_t k) const final {
@@ -84,16 +84,16 @@ class RuleBasedIndex : public InsertingIndex {
   }
 
   /// As choose(), from entries that were given. False: they are too few, and found is not to be
-  /// used. REQUIRES: there are stand-ins.
+  /// used. REQUIRES: there are key summaries.
   virtual bool choose_given(const TokenHeads& /*token*/, PositionRange /*allowed*/,
-                            std::int64_t /*k*/, const GivenEntries& /*given*/,
+                            std::int64_t /*k*/, const CandidateEntries& /*given*/,
                             std::span<std::vector<std::int64_t>> /*found*/) const {
     return false;
   }
 
  private:
   void search_question(const QueryBlock& queries, std::int64_t first, std::int64_t tokens,
-                       std::int64_t k, const GivenEntries* given, SearchResult& result) const;
+                       std::int64_t k, const CandidateEntries* given, SearchResult& result) const;
 };
 
 }  // namespace topkv

@@ -85,18 +85,18 @@ std::int64_t ClusterIndex::clusters_of(std::int64_t keys) const {
   return std::clamp<std::int64_t>(wanted, 1, keys);
 }
 
-StandIns ClusterIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
-  StandIns centroids{.kind = StandInKind::centroids, .dim = dim};
+KeySummaries ClusterIndex::planned_key_summaries(std::int64_t dim, std::int64_t keys) const {
+  KeySummaries centroids{.kind = KeySummaryKind::centroids, .dim = dim};
   each_segment(keys,
                [&](PositionRange segment) { centroids.count += clusters_of(segment.size()); });
   return centroids;
 }
 
-StandIns ClusterIndex::stand_ins() const {
-  StandIns centroids{.kind = StandInKind::centroids,
-                     .count = clusters(),
-                     .dim = keys().dim,
-                     .data = this->centroids().data};
+KeySummaries ClusterIndex::key_summaries() const {
+  KeySummaries centroids{.kind = KeySummaryKind::centroids,
+                         .count = clusters(),
+                         .dim = keys().dim,
+                         .data = this->centroids().data};
   centroids.spans.reserve(static_cast<std::size_t>(2 * clusters()));
   for (std::int64_t c = 0; c < clusters(); ++c) {
     centroids.spans.push_back(static_cast<std::int32_t>(members_.row(members_.begin(c))));
@@ -258,7 +258,7 @@ bool ClusterIndex::take_given(std::span<Scored> given, bool fewer, PositionRange
 }
 
 bool ClusterIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                                const GivenEntries& given,
+                                const CandidateEntries& given,
                                 std::span<std::vector<std::int64_t>> found) const {
   const Scratch<GivenScores> room;
   for (std::int64_t h = 0; h < token.heads; ++h) {

@@ -47,8 +47,8 @@ class ClusterIndex : public RuleBasedIndex {
   /// Valid while no key is added.
   Grouping grouping() const { return {.groups = clusters(), .group = cluster_of_.data()}; }
 
-  StandIns stand_ins() const override;
-  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+  KeySummaries key_summaries() const override;
+  KeySummaries planned_key_summaries(std::int64_t dim, std::int64_t keys) const override;
 
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
@@ -57,7 +57,7 @@ class ClusterIndex : public RuleBasedIndex {
   void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
               std::span<std::vector<std::int64_t>> found) const override;
   bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                    const GivenEntries& given,
+                    const CandidateEntries& given,
                     std::span<std::vector<std::int64_t>> found) const override;
 
   /// Of vectors [count, dim] by their directions, into `wanted` clusters or as near to that as can

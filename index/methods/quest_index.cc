@@ -106,13 +106,15 @@ KeyView QuestIndex::bounds() const {
           4 * dim};
 }
 
-StandIns QuestIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
-  return {
-      .kind = StandInKind::bounds, .count = (keys + page_ - 1) / page_, .dim = dim, .page = page_};
+KeySummaries QuestIndex::planned_key_summaries(std::int64_t dim, std::int64_t keys) const {
+  return {.kind = KeySummaryKind::bounds,
+          .count = (keys + page_ - 1) / page_,
+          .dim = dim,
+          .page = page_};
 }
 
-StandIns QuestIndex::stand_ins() const {
-  StandIns bounds = planned_stand_ins(keys().dim, size());
+KeySummaries QuestIndex::key_summaries() const {
+  KeySummaries bounds = planned_key_summaries(keys().dim, size());
   bounds.data = reinterpret_cast<const std::byte*>(bounds_.data());
   return bounds;
 }
@@ -136,7 +138,7 @@ void QuestIndex::take(std::span<const Scored> best, PositionRange allowed, std::
 
 void QuestIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                         std::span<std::vector<std::int64_t>> found) const {
-  const auto [pages, count] = entry_choice(planned_stand_ins(token.dim, size()), allowed, k);
+  const auto [pages, count] = entry_choice(planned_key_summaries(token.dim, size()), allowed, k);
   const Scratch<QuestWorkspace> workspace;
   auto& [scores, keeper, split, given] = *workspace;
   scores.resize(static_cast<std::size_t>(token.heads * pages.size()));
@@ -150,7 +152,7 @@ void QuestIndex::choose(const TokenHeads& token, PositionRange allowed, std::int
 }
 
 bool QuestIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                              const GivenEntries& given,
+                              const CandidateEntries& given,
                               std::span<std::vector<std::int64_t>> found) const {
   const Scratch<QuestWorkspace> workspace;
   split_queries(token.queries, token.heads, token.dim, workspace->split);

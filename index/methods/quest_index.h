@@ -34,8 +34,8 @@ class QuestIndex final : public RuleBasedIndex {
   void score_pages(const float* queries, std::int64_t heads, PositionRange pages, float* out) const;
   std::int64_t pages() const { return (size() + page_ - 1) / page_; }
 
-  StandIns stand_ins() const override;
-  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+  KeySummaries key_summaries() const override;
+  KeySummaries planned_key_summaries(std::int64_t dim, std::int64_t keys) const override;
 
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
@@ -44,7 +44,7 @@ class QuestIndex final : public RuleBasedIndex {
   void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
               std::span<std::vector<std::int64_t>> found) const override;
   bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                    const GivenEntries& given,
+                    const CandidateEntries& given,
                     std::span<std::vector<std::int64_t>> found) const override;
 
  private:

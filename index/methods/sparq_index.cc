@@ -158,16 +158,16 @@ void SparqIndex::score(const TokenHeads& token, PositionRange range, SparqScores
   });
 }
 
-StandIns SparqIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
-  return {.kind = StandInKind::components,
+KeySummaries SparqIndex::planned_key_summaries(std::int64_t dim, std::int64_t keys) const {
+  return {.kind = KeySummaryKind::components,
           .count = keys,
           .dim = dim,
           .read = std::min(components_, dim),
           .block = block_keys};
 }
 
-StandIns SparqIndex::stand_ins() const {
-  StandIns components = planned_stand_ins(keys().dim, size());
+KeySummaries SparqIndex::key_summaries() const {
+  KeySummaries components = planned_key_summaries(keys().dim, size());
   components.data = reinterpret_cast<const std::byte*>(blocks_.data());
   return components;
 }
@@ -199,7 +199,7 @@ void SparqIndex::choose(const TokenHeads& token, PositionRange allowed, std::int
 }
 
 bool SparqIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                              const GivenEntries& given,
+                              const CandidateEntries& given,
                               std::span<std::vector<std::int64_t>> found) const {
   for (std::int64_t h = 0; h < token.heads; ++h) {
     std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];

@@ -46,8 +46,8 @@ class SparqIndex final : public RuleBasedIndex {
   /// scale stands in its place. scale: of the token.
   void score(const TokenHeads& token, PositionRange range, SparqScores& out) const;
 
-  StandIns stand_ins() const override;
-  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+  KeySummaries key_summaries() const override;
+  KeySummaries planned_key_summaries(std::int64_t dim, std::int64_t keys) const override;
 
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
@@ -56,7 +56,7 @@ class SparqIndex final : public RuleBasedIndex {
   void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
               std::span<std::vector<std::int64_t>> found) const override;
   bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                    const GivenEntries& given,
+                    const CandidateEntries& given,
                     std::span<std::vector<std::int64_t>> found) const override;
 
  private:

@@ -259,16 +259,16 @@ void SqueezedIndex::choose_together(const TokenHeads& first, std::span<const Pos
   }
 }
 
-StandIns SqueezedIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
+KeySummaries SqueezedIndex::planned_key_summaries(std::int64_t dim, std::int64_t keys) const {
   if (has_coarse()) return {};
-  StandIns centroids = ClusterIndex::planned_stand_ins(dim, keys);
+  KeySummaries centroids = ClusterIndex::planned_key_summaries(dim, keys);
   centroids.weighed = chooses_fewer();
   return centroids;
 }
 
-StandIns SqueezedIndex::stand_ins() const {
+KeySummaries SqueezedIndex::key_summaries() const {
   if (has_coarse()) return {};
-  StandIns centroids = ClusterIndex::stand_ins();
+  KeySummaries centroids = ClusterIndex::key_summaries();
   centroids.weighed = chooses_fewer();
   for (std::int64_t c = 0; centroids.weighed && c < clusters(); ++c)
     centroids.sizes.push_back(static_cast<float>(members(c)));
@@ -276,7 +276,7 @@ StandIns SqueezedIndex::stand_ins() const {
 }
 
 bool SqueezedIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                                 const GivenEntries& given,
+                                 const CandidateEntries& given,
                                  std::span<std::vector<std::int64_t>> found) const {
   if (!chooses_fewer()) return ClusterIndex::choose_given(token, allowed, k, given, found);
   const Scratch<GivenScores> room;

@@ -74,8 +74,8 @@ class SqueezedIndex final : public ClusterIndex {
   static void calibrate(std::span<SqueezedIndex* const> heads, const std::stop_token& stop);
 
   /// None with two levels.
-  StandIns stand_ins() const override;
-  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+  KeySummaries key_summaries() const override;
+  KeySummaries planned_key_summaries(std::int64_t dim, std::int64_t keys) const override;
 
   const Thresholds& of_token() const { return of_token_; }
   const Thresholds& of_question() const { return of_question_; }
@@ -95,7 +95,7 @@ class SqueezedIndex final : public ClusterIndex {
   void choose_together(const TokenHeads& first, std::span<const PositionRange> allowed,
                        std::int64_t k, std::span<std::vector<std::int64_t>> found) const override;
   bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
-                    const GivenEntries& given,
+                    const CandidateEntries& given,
                     std::span<std::vector<std::int64_t>> found) const override;
 
  private:

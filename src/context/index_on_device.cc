@@ -71,12 +71,12 @@ std::shared_ptr<const DeviceIndex> copy_codes(ComputeDevice& device, const Atten
 std::shared_ptr<const DeviceIndex> copy_summaries(ComputeDevice& device,
                                                   const AttentionShape& shape,
                                                   const SegmentIndex& index) {
-  std::vector<StandIns> heads;
+  std::vector<KeySummaries> heads;
   std::int64_t entries = 0;
   for (const LayerIndex& layer : index.layers) {
     for (const auto& head : layer.heads) {
-      heads.push_back(head->stand_ins());
-      if (heads.back().kind == StandInKind::none || heads.back().count == 0) return nullptr;
+      heads.push_back(head->key_summaries());
+      if (heads.back().kind == KeySummaryKind::none || heads.back().count == 0) return nullptr;
       entries = std::max(entries, heads.back().count);
     }
     if (layer.heads.empty()) heads.resize(heads.size() + static_cast<std::size_t>(shape.kv_heads));
@@ -162,8 +162,8 @@ std::int64_t device_index_bytes(const AttentionShape& shape, const RetrievalOpti
                               codes->params().bits_of_value(shape.head_dim),
                               (tokens - 1) / CodesIndex::keys_per_rare + 1);
   }
-  const StandIns head = index->planned_stand_ins(shape.head_dim, tokens);
-  if (head.kind == StandInKind::none || !device.selects(shape, head.count)) return 0;
+  const KeySummaries head = index->planned_key_summaries(shape.head_dim, tokens);
+  if (head.kind == KeySummaryKind::none || !device.selects(shape, head.count)) return 0;
   return device.selection_bytes(shape, head);
 }
 

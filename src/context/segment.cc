@@ -65,7 +65,7 @@ const SegmentIndex& Segment::index(std::string_view spec) const {
 }
 
 void Segment::search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
-                     const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+                     const QueryBlock& queries, std::int64_t k, const CandidateEntries* given,
                      SearchResult& result) const {
   result.reset(queries.count, 1);
   if (std::ranges::none_of(queries.allowed, [](const auto& range) { return range.size() > 0; }))

@@ -97,7 +97,7 @@ struct Segment {
   /// exact search of the rows where they lie. given: entries that a device chose in place of the
   /// index; null: the index chooses. Throws as KeyIndex::search does.
   void search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
-              const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+              const QueryBlock& queries, std::int64_t k, const CandidateEntries* given,
               SearchResult& result) const;
 };
 

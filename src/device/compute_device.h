@@ -271,12 +271,12 @@ class ComputeDevice : public DeviceSizes {
   }
 
   /// Copies the key summaries of a context to the device. heads: [layers x kv_heads], of
-  /// StandInKind::none for a layer that has no index. They are read during the call alone.
+  /// KeySummaryKind::none for a layer that has no index. They are read during the call alone.
   ///
   /// It locks the device as keep_codes does. REQUIRES: selects(shape, the most entries of a head).
   /// Throws OutOfMemory.
-  virtual std::shared_ptr<const DeviceIndex> keep_selection(const AttentionShape& /*shape*/,
-                                                            std::span<const StandIns> /*heads*/) {
+  virtual std::shared_ptr<const DeviceIndex> keep_selection(
+      const AttentionShape& /*shape*/, std::span<const KeySummaries> /*heads*/) {
     return nullptr;
   }
 

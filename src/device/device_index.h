@@ -2,7 +2,7 @@
 //
 // A device that scans has codes of keys and values (index/codes/key_codes.h,
 // index/codes/value_codes.h), so that it can score every key. A device that chooses has key
-// summaries (index/common/stand_ins.h), by which it chooses entries: pages, keys or clusters.
+// summaries (index/common/key_summaries.h), by which it chooses entries: pages, keys or clusters.
 #pragma once
 
 #include <cstdint>

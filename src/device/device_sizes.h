@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "index/common/stand_ins.h"
+#include "index/common/key_summaries.h"
 #include "src/core/math/matrix.h"
 #include "src/device/decode_backend.h"
 #include "src/device/device_prefill.h"
@@ -59,7 +59,7 @@ class DeviceSizes {
   }
   /// Returns the memory of ComputeDevice::keep_selection when every head has such key summaries.
   virtual std::int64_t selection_bytes(const AttentionShape& /*shape*/,
-                                       const StandIns& /*head*/) const {
+                                       const KeySummaries& /*head*/) const {
     return 0;
   }
   /// Returns the memory for the results of a session's scans.

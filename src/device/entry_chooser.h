@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "index/common/stand_ins.h"
+#include "index/common/key_summaries.h"
 #include "topkv/types.h"
 
 namespace topkv {
@@ -21,7 +21,7 @@ class EntryChooser {
   /// (entry_choice).
   virtual void choose(std::int64_t layer, PositionRange allowed, std::int64_t k) = 0;
   /// Waits for the choice, and returns it: [kv_heads] parts. Valid until the step is finished.
-  virtual GivenEntries chosen() = 0;
+  virtual CandidateEntries chosen() = 0;
 };
 
 }  // namespace topkv

@@ -75,11 +75,12 @@ void SearchSource::search_all(std::span<const StepBlock> blocks) {
   const SessionCore& core = one.session_;
   const std::int64_t layer = blocks[0].layer();
   const bool chosen = one.chosen_;  // then there is one session
-  const GivenEntries all = chosen ? core.backend.chooser->chosen() : GivenEntries{};
+  const CandidateEntries all = chosen ? core.backend.chooser->chosen() : CandidateEntries{};
   parallel_for(core.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       for (const StepBlock& block : blocks) block.step.search->heads_.copy_queries(block, head);
-      const GivenEntries given = chosen ? all.part(head, core.shape.kv_heads) : GivenEntries{};
+      const CandidateEntries given =
+          chosen ? all.part(head, core.shape.kv_heads) : CandidateEntries{};
       search(blocks, head, core.schedule.k(layer), chosen ? &given : nullptr);
       for (const StepBlock& block : blocks)
         block.step.search->select(block, head, block.step.session->schedule.first(layer));
@@ -93,7 +94,7 @@ void SearchSource::search_all(std::span<const StepBlock> blocks) {
 /// index and an equal number of tokens, look at the keys of their context together. given: the
 /// entries that a device chose in the context for the one session; null: nothing.
 void SearchSource::search(std::span<const StepBlock> blocks, std::int64_t head, std::int64_t rows,
-                          const GivenEntries* given) {
+                          const CandidateEntries* given) {
   const SessionCore& one = *blocks[0].step.session;
   const std::int64_t layer = blocks[0].layer();
   // Of all sessions together.
@@ -231,9 +232,9 @@ void SearchSource::measure_recall(const StepBlock& block) {
   const std::int64_t k = session_.schedule.k(layer);
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     heads_.copy_queries(block, head);  // all queries: rounds of a rule drop some
-    const GivenEntries given =
+    const CandidateEntries given =
         chosen_ ? session_.backend.chooser->chosen().part(head, session_.shape.kv_heads)
-                : GivenEntries{};
+                : CandidateEntries{};
     SearchResult found;
     session_.segments[0].search(session_.indices[0], layer, head,
                                 heads_.block(head, heads_[head].allowed[0]), k,

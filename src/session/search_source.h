@@ -1,8 +1,8 @@
 // Rows of the context that a search finds, and the tail of all others.
 //
 // The host searches an index and attends the rows that each query selected, where they lie. A CUDA
-// device may choose entries of the index in its place (index/common/stand_ins.h). Without a tail
-// the session's own rows are searched, too.
+// device may choose entries of the index in its place (index/common/key_summaries.h). Without a
+// tail the session's own rows are searched, too.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class SearchSource final : public RoundsSource {
  private:
   static void search_all(std::span<const StepBlock> blocks);
   static void search(std::span<const StepBlock> blocks, std::int64_t head, std::int64_t rows,
-                     const GivenEntries* given);
+                     const CandidateEntries* given);
   void select(const StepBlock& block, std::int64_t head, std::int64_t rows);
   void attend_tail(const StepBlock& block);
 

@@ -1,5 +1,5 @@
-// Which entries a device is to choose by an index's stand-ins (index/common/stand_ins.h), in
-// float64 and from the papers' words, and how far a choice in float32 may be from that.
+// Which entries a device is to choose by an index's key summaries (index/common/key_summaries.h),
+// in float64 and from the papers' words, and how far a choice in float32 may be from that.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <set>
 #include <vector>
 
-#include "index/common/stand_ins.h"
+#include "index/common/key_summaries.h"
 #include "src/core/math/convert.h"
 
 namespace topkv::test {
@@ -22,7 +22,7 @@ namespace topkv::test {
 class WantedChoice {
  public:
   /// queries: [heads, dim].
-  WantedChoice(const StandIns& of, const std::vector<float>& queries, double scale,
+  WantedChoice(const KeySummaries& of, const std::vector<float>& queries, double scale,
                PositionRange allowed, std::int64_t k)
       : of_(of),
         queries_(queries),
@@ -33,11 +33,11 @@ class WantedChoice {
     const std::int64_t slots =
         of.block > 0 ? (of.count + of.block - 1) / of.block * of.block : of.count;
     elements_.resize(
-        static_cast<std::size_t>(slots * of.dim * (of.kind == StandInKind::bounds ? 2 : 1)));
-    to_float(of.data, of.kind == StandInKind::centroids ? DType::f32 : DType::bf16,
+        static_cast<std::size_t>(slots * of.dim * (of.kind == KeySummaryKind::bounds ? 2 : 1)));
+    to_float(of.data, of.kind == KeySummaryKind::centroids ? DType::f32 : DType::bf16,
              std::ssize(elements_), elements_.data());
     for (std::int64_t h = 0; h < heads_; ++h) score(h);
-    if (of.kind == StandInKind::components && heads_ > 1) weigh();
+    if (of.kind == KeySummaryKind::components && heads_ > 1) weigh();
   }
 
   PositionRange among() const { return choice_.among; }
@@ -108,11 +108,11 @@ class WantedChoice {
         size += std::abs(x);
       };
       double factor = scale_;
-      if (of_.kind == StandInKind::bounds) {
+      if (of_.kind == KeySummaryKind::bounds) {
         for (std::int64_t i = 0; i < of_.dim; ++i)
           add(std::max(query(head, i) * element(e * 2 * of_.dim + i),
                        query(head, i) * element(e * 2 * of_.dim + of_.dim + i)));
-      } else if (of_.kind == StandInKind::centroids) {
+      } else if (of_.kind == KeySummaryKind::centroids) {
         for (std::int64_t i = 0; i < of_.dim; ++i) add(query(head, i) * element(e * of_.dim + i));
       } else {
         factor /= std::sqrt(read / all);
@@ -121,9 +121,9 @@ class WantedChoice {
       }
       scores.push_back(factor * sum);
       if (of_.weighed) weights += of_.sizes[static_cast<std::size_t>(e)] * std::exp(factor * sum);
-      if (of_.kind == StandInKind::centroids && is_elsewhere(e))
+      if (of_.kind == KeySummaryKind::centroids && is_elsewhere(e))
         scores.back() = -std::numeric_limits<double>::infinity();
-      const double rounded = of_.kind == StandInKind::centroids && !of_.weighed ? 0x1p-9 : 0;
+      const double rounded = of_.kind == KeySummaryKind::centroids && !of_.weighed ? 0x1p-9 : 0;
       const double terms = static_cast<double>(2 * of_.dim + 2);
       error = std::max(error, factor * size * (rounded + terms * 0x1p-23));
     }
@@ -139,7 +139,7 @@ class WantedChoice {
 
   /// Of the heads together (SparQ, algorithm 1): those with the largest sum of |q|.
   std::vector<std::int64_t> read_components() const {
-    if (of_.kind != StandInKind::components) return {};
+    if (of_.kind != KeySummaryKind::components) return {};
     std::vector<double> sizes(static_cast<std::size_t>(of_.dim));
     for (std::int64_t h = 0; h < heads_; ++h) {
       for (std::int64_t i = 0; i < of_.dim; ++i)
@@ -173,7 +173,7 @@ class WantedChoice {
     ranked_ = {std::move(sums)};
   }
 
-  const StandIns& of_;
+  const KeySummaries& of_;
   std::vector<float> queries_;
   std::int64_t heads_;
   double scale_;

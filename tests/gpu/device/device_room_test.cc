@@ -23,7 +23,7 @@ using test::TokenStream;
 const AttentionShape grouped{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
 
 /// A session that finds no room says so, and leaves the device and the context as they were.
-TEST(DeviceRoom, StandInsAreRefusedWhereThereIsNone) {
+TEST(DeviceRoom, KeySummariesAreRefusedWhereThereIsNone) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
   const TokenStream stream(grouped, 20020);

@@ -40,7 +40,7 @@ struct Made {
       indices.push_back(make_index(spec));
       indices.back()->add(keys.back().view());
       indices.back()->build();
-      heads.push_back(dynamic_cast<const RuleBasedIndex&>(*indices.back()).stand_ins());
+      heads.push_back(dynamic_cast<const RuleBasedIndex&>(*indices.back()).key_summaries());
     }
   }
   void keep() { selection = place.compute().keep_selection(shape, heads); }
@@ -58,7 +58,7 @@ struct Made {
     const std::int64_t most = on_cuda.most_entries(layer, k);
     const gpu::PinnedBuffer entries(shape.q_heads * most * 4);
     const gpu::PinnedBuffer log_sums(shape.q_heads * 4);
-    GivenEntries all;
+    CandidateEntries all;
     {
       const auto lock = cuda.lock();
       all = on_cuda.choose(layer, on_device.floats(), allowed, k,
@@ -67,11 +67,11 @@ struct Made {
     }
     EXPECT_LE(all.each, most);
     for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-      const StandIns& of = heads[static_cast<std::size_t>(layer * shape.kv_heads + head)];
+      const KeySummaries& of = heads[static_cast<std::size_t>(layer * shape.kv_heads + head)];
       const auto from = (of.weighed ? queries : rounded).begin() + head * group * shape.head_dim;
       const WantedChoice wanted(of, {from, from + group * shape.head_dim}, shape.softmax_scale(),
                                 allowed, k);
-      const GivenEntries given = all.part(head, shape.kv_heads);
+      const CandidateEntries given = all.part(head, shape.kv_heads);
       for (std::int64_t list = 0; list < wanted.lists(); ++list) {
         std::vector<std::int32_t> there;  // but for those of heads that have more
         for (const std::int32_t entry : given.of(list)) {
@@ -91,7 +91,7 @@ struct Made {
   AttentionShape shape;
   std::vector<test::Keys> keys;
   std::vector<std::unique_ptr<KeyIndex>> indices;
-  std::vector<StandIns> heads;
+  std::vector<KeySummaries> heads;
   std::shared_ptr<const DeviceIndex> selection;
 };
 
@@ -141,7 +141,7 @@ TEST(DeviceSelection, HeadsMayHaveFewerClusters) {
   const Place place("cuda");
   for (const char* spec : {"squeezed:s=90", "retroinfer"}) {
     Made made(place, spec, shape_of(3, 4, 64), 3001);
-    StandIns& few = made.heads[1];
+    KeySummaries& few = made.heads[1];
     few.count = 20;
     few.sizes.resize(few.weighed ? 20 : 0);
     few.spans.resize(40);
@@ -161,7 +161,7 @@ TEST(DeviceSelection, TakesTheMemoryThatIsTold) {
     EXPECT_LE(taken, place.compute().allocation_bytes(made.selection->memory())) << spec;
     const auto index = make_index(spec);
     const std::int64_t told = place.compute().selection_bytes(
-        made.shape, dynamic_cast<const RuleBasedIndex&>(*index).planned_stand_ins(64, 20001));
+        made.shape, dynamic_cast<const RuleBasedIndex&>(*index).planned_key_summaries(64, 20001));
     EXPECT_GE(told, made.selection->memory()) << spec;
     EXPECT_LE(told, made.selection->memory() * 11 / 10) << spec;
     made.selection = nullptr;
@@ -178,7 +178,7 @@ TEST(DeviceSelection, TakesNoMoreOnTheWay) {
     const DeviceMemory before = place.device().memory();
     const std::int64_t told = place.compute().allocation_bytes(place.compute().selection_bytes(
         made.shape,
-        dynamic_cast<const RuleBasedIndex&>(*make_index(spec)).planned_stand_ins(64, 20001)));
+        dynamic_cast<const RuleBasedIndex&>(*make_index(spec)).planned_key_summaries(64, 20001)));
     const Buffer rest =
         place.compute().allocate(before.ceiling - before.used - told - (4 << 20), "test");
     made.keep();

@@ -65,7 +65,7 @@ struct Token {
   explicit Token(PositionRange range) : allowed(given_group, range) {}
 
   SearchResult search(const RuleBasedIndex& index, std::int64_t k,
-                      const GivenEntries* given) const {
+                      const CandidateEntries* given) const {
     SearchResult result;
     index.search({.data = queries.data(),
                   .count = given_group,
@@ -76,7 +76,7 @@ struct Token {
                  k, given, result);
     return result;
   }
-  WantedChoice wanted(const StandIns& of, std::int64_t k) const {
+  WantedChoice wanted(const KeySummaries& of, std::int64_t k) const {
     return {of, queries, given_scale, allowed[0], k};
   }
 };
@@ -94,7 +94,7 @@ struct Given {
   }
   std::vector<std::int32_t> entries;
   std::vector<float> log_sums;
-  GivenEntries all;
+  CandidateEntries all;
 };
 
 void expect_same(const SearchResult& got, const SearchResult& want) {
@@ -110,14 +110,14 @@ const std::vector<std::string> specs = {"quest:page=16", "quest:page=7", "quest:
                                         "sparq:r=8",     "sparq:r=100",  "retroinfer:segment=512",
                                         "squeezed:c=5",  "squeezed:s=90"};
 
-TEST(GivenEntries, FindWhatTheIndexWouldFind) {
+TEST(CandidateEntries, FindWhatTheIndexWouldFind) {
   const Keys keys =
       test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
-    const StandIns of = index->stand_ins();
-    ASSERT_NE(of.kind, StandInKind::none) << spec;
-    const StandIns planned = index->planned_stand_ins(given_dim, given_rows);
+    const KeySummaries of = index->key_summaries();
+    ASSERT_NE(of.kind, KeySummaryKind::none) << spec;
+    const KeySummaries planned = index->planned_key_summaries(given_dim, given_rows);
     EXPECT_EQ(planned.kind, of.kind);
     EXPECT_EQ(planned.weighed, of.weighed);
     EXPECT_GE(planned.count, of.count);
@@ -139,12 +139,12 @@ TEST(GivenEntries, FindWhatTheIndexWouldFind) {
 }
 
 /// The worst in place of the best: nothing else is looked at.
-TEST(GivenEntries, NoOthersAreFound) {
+TEST(CandidateEntries, NoOthersAreFound) {
   const Keys keys =
       test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
-    const StandIns of = index->stand_ins();
+    const KeySummaries of = index->key_summaries();
     Token token({0, given_rows});
     Token away = token;
     for (float& q : away.queries) q = -q;
@@ -167,12 +167,12 @@ TEST(GivenEntries, NoOthersAreFound) {
 
 /// Entries that hold too few rows of the range, or sums beyond float32: the index chooses for
 /// itself.
-TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
+TEST(CandidateEntries, ThatHoldTooFewRowsAreNotUsed) {
   const Keys keys =
       test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
-    const StandIns of = index->stand_ins();
+    const KeySummaries of = index->key_summaries();
     const Token token({1500, 2900});
     const std::int64_t k = 64;
     Given given(token.wanted(of, k), of.weighed);
@@ -187,13 +187,14 @@ TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
   }
 }
 
-TEST(GivenEntries, TwoLevelsAndOtherMethodsHaveNoStandIns) {
+TEST(CandidateEntries, TwoLevelsAndOtherMethodsHaveNoKeySummaries) {
   const Keys keys =
       test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const char* spec : {"squeezed:coarse=1", "lowrank:r=8"}) {
     const auto index = built_choosing(spec, keys.view());
-    EXPECT_EQ(index->stand_ins().kind, StandInKind::none) << spec;
-    EXPECT_EQ(index->planned_stand_ins(given_dim, given_rows).kind, StandInKind::none) << spec;
+    EXPECT_EQ(index->key_summaries().kind, KeySummaryKind::none) << spec;
+    EXPECT_EQ(index->planned_key_summaries(given_dim, given_rows).kind, KeySummaryKind::none)
+        << spec;
   }
 }
 

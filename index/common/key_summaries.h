@@ -1,6 +1,6 @@
-// What an index scores in place of keys, for those that can leave the choice to a device: this
-// keeps stand-ins, chooses *entries* by them (pages of keys, keys, clusters of keys), and the index
-// makes rows of these (RuleBasedIndex::search).
+// Key summaries: the data that an index scores in place of keys. An index that can leave the choice
+// to a device keeps them. The device chooses *entries* by them (pages of keys, keys, clusters of
+// keys), and the index turns entries into rows (RuleBasedIndex::search).
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,17 @@
 
 namespace topkv {
 
-enum class StandInKind : std::uint8_t {
+enum class KeySummaryKind : std::uint8_t {
   none,        ///< the index alone can choose
   bounds,      ///< of pages (quest_index.h); each query head chooses for itself
   components,  ///< of keys (sparq_index.h); the heads of a group choose together
   centroids,   ///< of clusters (cluster_index.h); each query head chooses for itself
 };
 
-/// Of the keys of one KV head. Points to what the index holds, while no key is added.
-struct StandIns {
-  StandInKind kind = StandInKind::none;
+/// The key summaries of one KV head. They point to data of the index, and are valid until a key is
+/// added.
+struct KeySummaries {
+  KeySummaryKind kind = KeySummaryKind::none;
   std::int64_t count = 0;  ///< entries
   std::int64_t dim = 0;    ///< of keys
   std::int64_t page = 1;   ///< keys of an entry, where these are consecutive
@@ -48,26 +49,26 @@ struct EntryChoice {
 /// on one side of the range; nearly all of these hold a row of it at least, unless it is narrow and
 /// lies among keys: then some times as many are chosen. And always a few more, for by a centroid
 /// that a device has rounded the best may come behind others that score alike.
-inline EntryChoice entry_choice(const StandIns& of, PositionRange allowed, std::int64_t k) {
+inline EntryChoice entry_choice(const KeySummaries& of, PositionRange allowed, std::int64_t k) {
   constexpr std::int64_t more_clusters = 16;
   constexpr std::int64_t most_times = 4;
   // Above what there is: k may be any number.
   k = std::min(k, std::max(of.count, allowed.size()));
   EntryChoice choice{{0, of.count}, 0};
-  if (of.kind == StandInKind::centroids) {
+  if (of.kind == KeySummaryKind::centroids) {
     // So that there are two rows to each of as many.
     const std::int64_t times = 2 * of.count / std::max<std::int64_t>(1, allowed.size()) + 1;
     choice.count = k * std::min(times, most_times) + more_clusters;
   } else {
     choice.among = {allowed.begin / of.page, (allowed.end + of.page - 1) / of.page};
-    choice.count = of.kind == StandInKind::bounds ? k / of.page + 3 : k;
+    choice.count = of.kind == KeySummaryKind::bounds ? k / of.page + 3 : k;
   }
   choice.count = std::min(choice.count, choice.among.size());
   return choice;
 }
 
-/// Entries that were chosen for the heads of a token.
-struct GivenEntries {
+/// The entries that a device chose for the heads of a token: its candidates.
+struct CandidateEntries {
   /// [heads, each], or [1, each] where heads choose together: numbers from `first` on, each once.
   /// Those that the index does not have stand for none.
   std::span<const std::int32_t> entries;
@@ -83,7 +84,7 @@ struct GivenEntries {
                            size);
   }
   /// Number i of so many parts, each of as many heads.
-  GivenEntries part(std::int64_t i, std::int64_t parts) const {
+  CandidateEntries part(std::int64_t i, std::int64_t parts) const {
     const auto some = [&](auto all) {
       const std::size_t size = all.size() / static_cast<std::size_t>(parts);
       return all.subspan(static_cast<std::size_t>(i) * size, size);
