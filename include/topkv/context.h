@@ -119,16 +119,30 @@ class Context : public std::enable_shared_from_this<Context> {
   ///
   /// A tail may share the codes of keys with an index. These codes count for both here, and once in
   /// memory().
-  std::int64_t index_bytes(std::string_view spec) const;
+  std::int64_t index_memory(std::string_view spec) const;
   /// Returns the bytes of an index that one token's step reads to choose rows. It counts the layers
-  /// from `first` on that have an index. Returns -1 when the index does not know this. Throws
+  /// from `from_layer` on that have an index. Returns -1 when the index does not know this. Throws
   /// InvalidArgument when the context has no index of this spec.
-  std::int64_t search_bytes(std::string_view spec, std::int64_t first = 0) const;
+  std::int64_t bytes_read_to_search(std::string_view spec, std::int64_t from_layer = 0) const;
   /// Returns the bytes of a tail that one token's step reads to estimate attention, in the layers
-  /// from `first` on. Bytes that a search of the index `with` reads anyway do not count. Throws
-  /// InvalidArgument when the context has no tail `spec` or no index `with`.
-  std::int64_t tail_bytes(std::string_view spec, std::string_view with,
-                          std::int64_t first = 0) const;
+  /// from `from_layer` on. Bytes that a search of `beside_index` reads anyway do not count. Throws
+  /// InvalidArgument when the context has no such tail or no such index.
+  std::int64_t bytes_read_to_estimate(std::string_view tail, std::string_view beside_index,
+                                      std::int64_t from_layer = 0) const;
+  /// The name that index_memory() had in version 0.1.0.
+  [[deprecated("use index_memory")]] std::int64_t index_bytes(std::string_view spec) const {
+    return index_memory(spec);
+  }
+  /// The name that bytes_read_to_search() had in version 0.1.0.
+  [[deprecated("use bytes_read_to_search")]] std::int64_t search_bytes(
+      std::string_view spec, std::int64_t first = 0) const {
+    return bytes_read_to_search(spec, first);
+  }
+  /// The name that bytes_read_to_estimate() had in version 0.1.0.
+  [[deprecated("use bytes_read_to_estimate")]] std::int64_t tail_bytes(
+      std::string_view spec, std::string_view with, std::int64_t first = 0) const {
+    return bytes_read_to_estimate(spec, with, first);
+  }
   /// Returns the specs of the context's indices and tails, with all defaults spelled out (see
   /// IndexSpec). "exact" is always among them, for it reads the rows in place.
   std::vector<std::string> indices() const;

@@ -44,14 +44,14 @@ ContextMemory Context::memory() const {
   return memory;
 }
 
-std::int64_t Context::index_bytes(std::string_view spec) const {
+std::int64_t Context::index_memory(std::string_view spec) const {
   return segment_->index(spec).memory(true);
 }
 
-std::int64_t Context::search_bytes(std::string_view spec, std::int64_t first) const {
+std::int64_t Context::bytes_read_to_search(std::string_view spec, std::int64_t from_layer) const {
   const SegmentIndex& index = segment_->index(spec);
   std::int64_t sum = 0;
-  for (std::int64_t layer = first; layer < shape_.layers; ++layer) {
+  for (std::int64_t layer = from_layer; layer < shape_.layers; ++layer) {
     for (const auto& head : index.layer(layer).heads) {
       const std::int64_t bytes = head->bytes_searched();
       if (bytes < 0) return -1;
@@ -61,12 +61,13 @@ std::int64_t Context::search_bytes(std::string_view spec, std::int64_t first) co
   return sum;
 }
 
-std::int64_t Context::tail_bytes(std::string_view spec, std::string_view with,
-                                 std::int64_t first) const {
-  const SegmentIndex& tail = segment_->index(spec);
-  const SegmentIndex& index = segment_->index(with);
+std::int64_t Context::bytes_read_to_estimate(std::string_view tail_spec,
+                                             std::string_view beside_index,
+                                             std::int64_t from_layer) const {
+  const SegmentIndex& tail = segment_->index(tail_spec);
+  const SegmentIndex& index = segment_->index(beside_index);
   std::int64_t sum = 0;
-  for (std::int64_t layer = first; layer < shape_.layers; ++layer) {
+  for (std::int64_t layer = from_layer; layer < shape_.layers; ++layer) {
     const LayerIndex& of = tail.layer(layer);
     for (std::size_t head = 0; head < of.heads.size(); ++head) {
       if (of.heads[head] != index.layer(layer).heads[head])

@@ -141,7 +141,7 @@ TEST_P(Loaded, AnIndexThatHasAnothersHeadsIsLoadedWithoutIt) {
   EXPECT_EQ(goes_on(context, "exact", "mean"), goes_on(loaded, "exact", "mean"));
   // Its own now: counted, and kept when it is saved again.
   EXPECT_EQ(loaded->memory().index_bytes,
-            loaded->index_bytes("mean") + loaded->index_bytes("exact"));
+            loaded->index_memory("mean") + loaded->index_memory("exact"));
   const auto again = saved(loaded);
   EXPECT_EQ(goes_on(context, "exact", "mean"), goes_on(again, "exact", "mean"));
   verify_context(path_);
@@ -155,7 +155,7 @@ TEST_P(Loaded, GraphsGiveTheSameBits) {
       const auto loaded = saved(context);
       const std::string index = "hnsw:M=4,efc=60,ef=0";
       EXPECT_EQ(loaded->indices(), (std::vector<std::string>{"exact", index}));
-      EXPECT_EQ(loaded->index_bytes(index), context->index_bytes(index));
+      EXPECT_EQ(loaded->index_memory(index), context->index_memory(index));
       EXPECT_EQ(answers(context, index, ""), answers(loaded, index, ""));
       const std::string bytes = bytes_of_file(path_);
       save_context(*loaded, path_);

@@ -69,7 +69,7 @@ TEST_F(FidelityOfTheBundledModel, MoreRowsAndATailAreNearer) {
   EXPECT_LT(tail.error_mean, few.error_mean / 2);
   EXPECT_LT(tail.kl_mean, few.kl_mean);
   EXPECT_NEAR(tail.mass.value(), few.mass.value(), 1e-6) << "the rows are the same";
-  EXPECT_EQ(tail.bytes_read - few.bytes_read, context_->index_bytes("codes:k=16,v=8"));
+  EXPECT_EQ(tail.bytes_read - few.bytes_read, context_->index_memory("codes:k=16,v=8"));
 }
 
 TEST_F(FidelityOfTheBundledModel, TheMeanIsATailAndKeysCodesAreCountedOnce) {
@@ -77,7 +77,7 @@ TEST_F(FidelityOfTheBundledModel, TheMeanIsATailAndKeysCodesAreCountedOnce) {
   const Fidelity mean = of({.k = TopK::same(4), .tail = "mean", .window = 32});
   EXPECT_LT(mean.error_mean, few.error_mean);
   EXPECT_EQ(mean.options.tail, "mean");
-  const std::int64_t bytes = context_->index_bytes("mean");
+  const std::int64_t bytes = context_->index_memory("mean");
   EXPECT_EQ(mean.bytes_read - few.bytes_read, bytes);
   EXPECT_EQ(mean.bytes_held_host - few.bytes_held_host, bytes);
   // Beside codes, whose keys' codes are the same. (With one selection for a group both find the

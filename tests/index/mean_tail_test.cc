@@ -198,7 +198,7 @@ TEST(MeanContext, SharesKeysCodesOf16BytesAndCountsThemOnce) {
   const auto plain = stream.prefill(3000);
   const std::int64_t before = plain->memory().index_bytes;
   const auto mean = plain->with_index("mean");
-  const std::int64_t alone = mean->index_bytes("mean");
+  const std::int64_t alone = mean->index_memory("mean");
   EXPECT_GT(alone, 8 * 3000 * 4);  // 4 bits for each of 16 dims, of 4 heads
   EXPECT_LT(alone, 9 * 3000 * 4 + 20000);
   EXPECT_EQ(mean->memory().index_bytes - before, alone);
@@ -211,7 +211,7 @@ TEST(MeanContext, SharesKeysCodesOf16BytesAndCountsThemOnce) {
     const auto both = codes->with_index("mean", [&](const Progress& p) { reports.push_back(p); });
     EXPECT_EQ(&both->index(spec, 1, 0), &both->index("mean", 1, 0)) << spec;
     EXPECT_EQ(&both->index(spec, 2, 1), &both->index("mean", 2, 1)) << spec;
-    EXPECT_EQ(both->index_bytes("mean"), alone) << spec;
+    EXPECT_EQ(both->index_memory("mean"), alone) << spec;
     EXPECT_LT(both->memory().index_bytes - codes->memory().index_bytes, 4 * 1000) << spec;
     EXPECT_GT(both->memory().index_bytes, codes->memory().index_bytes) << spec;
     EXPECT_EQ(reports.back().done, reports.back().total);
@@ -222,7 +222,7 @@ TEST(MeanContext, SharesKeysCodesOf16BytesAndCountsThemOnce) {
   EXPECT_EQ(later->memory().index_bytes,
             plain->with_index("codes")->with_index("mean")->memory().index_bytes);
   const auto others = plain->with_index("codes:k=8,v=0")->with_index("hnsw")->with_index("mean");
-  EXPECT_EQ(others->index_bytes("mean"), alone);
+  EXPECT_EQ(others->index_memory("mean"), alone);
   EXPECT_NE(&others->index("codes:k=8,v=0", 1, 0), &others->index("mean", 1, 0));
 }
 

@@ -166,7 +166,7 @@ TEST_P(OwnCodes, AreNearToDenseAttentionAndSayHowNear) {
   const double near = distance(outs(session, 100), want);
   EXPECT_EQ(session.stats().coded_tokens, 3072);
   const auto alike = static_cast<double>(
-      stream.context(3072)->with_index("codes:k=16,v=8")->index_bytes("codes:k=16,v=8"));
+      stream.context(3072)->with_index("codes:k=16,v=8")->index_memory("codes:k=16,v=8"));
   EXPECT_NEAR(static_cast<double>(session.stats().coded_bytes), alike, 0.05 * alike);
   Session one(context, options, place.device());
   EXPECT_NEAR(distance(outs(one, 1), want), near, 0.2 * near) << "ahead of its lists";

@@ -194,9 +194,10 @@ TEST(SharedRows, TakeMemoryFilesAndIndicesOnceAndAreReadByEachLayer) {
   const std::int64_t row = 2 * KvDType{}.row_bytes(64);
   EXPECT_EQ(shared_context->memory().rows_bytes, (sharing_tokens + 24) * row);
   EXPECT_EQ(plain_context->memory().rows_bytes, (3 * sharing_tokens + 2 * 24) * row);
-  EXPECT_EQ(3 * shared_context->index_bytes(spec), plain_context->index_bytes(spec));
-  EXPECT_EQ(shared_context->search_bytes(spec), plain_context->search_bytes(spec));
-  EXPECT_EQ(shared_context->tail_bytes(spec, spec), plain_context->tail_bytes(spec, spec));
+  EXPECT_EQ(3 * shared_context->index_memory(spec), plain_context->index_memory(spec));
+  EXPECT_EQ(shared_context->bytes_read_to_search(spec), plain_context->bytes_read_to_search(spec));
+  EXPECT_EQ(shared_context->bytes_read_to_estimate(spec, spec),
+            plain_context->bytes_read_to_estimate(spec, spec));
   EXPECT_EQ(&shared_context->index(spec, 4, 1), &shared_context->index(spec, 0, 1));
   const TempDirectory folder;
   save_context(*shared_context, folder.path() / "shared.tkv");

@@ -23,11 +23,12 @@ std::optional<std::int64_t> bytes_to_retrieve(const Context& context,
                                               const RetrievalOptions& options, double rows) {
   if (options.mass || options.error) return {};
   const std::int64_t dense = std::min(options.dense_layers, context.shape().layers);
-  const std::int64_t searched = context.search_bytes(options.index, dense);
+  const std::int64_t searched = context.bytes_read_to_search(options.index, dense);
   if (searched < 0) return {};
   const std::int64_t row = context.dtype().row_bytes(context.shape().head_dim);
   auto bytes = searched + static_cast<std::int64_t>(rows * static_cast<double>(row));
-  if (options.tail != "none") bytes += context.tail_bytes(options.tail, options.index, dense);
+  if (options.tail != "none")
+    bytes += context.bytes_read_to_estimate(options.tail, options.index, dense);
   return bytes;
 }
 

@@ -194,7 +194,7 @@ EvalRun::Indexed EvalRun::with_indices(const Method& method, std::int64_t length
   indexed.index_bytes = indexed.context->memory().index_bytes - before;
   if (grew) {
     indexed.build_seconds += prefilled_.times.indexing;
-    indexed.index_bytes += indexed.context->index_bytes(index);
+    indexed.index_bytes += indexed.context->index_memory(index);
   }
   return indexed;
 }

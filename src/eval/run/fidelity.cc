@@ -347,10 +347,10 @@ class Comparison {
     const Context& context = *of.context;
     const std::string& index = of.options.index;
     const std::string& tail = of.options.tail;
-    of.bytes_held_host = context.memory().rows_bytes + context.index_bytes(index);
+    of.bytes_held_host = context.memory().rows_bytes + context.index_memory(index);
     if (IndexSpec(index).learns_queries()) of.bytes_held_host += context.memory().queries_bytes;
     if (tail != "none" && tail != index) {
-      of.bytes_held_host += context.index_bytes(tail) - shared_bytes(of);
+      of.bytes_held_host += context.index_memory(tail) - shared_bytes(of);
     }
     const std::optional<std::int64_t> bytes = bytes_to_retrieve(context, of.options, rows);
     if (bytes) of.bytes_read = *bytes + bytes_of_dense_layers(context, of.options);
