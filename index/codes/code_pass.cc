@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "index/codes/code_sums.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
+#include "index/common/topk_stream.h"
 #include "src/core/math/find_above_threshold.h"
 #include "src/core/math/vector_math.h"
 #include "src/core/threads/stopping.h"
@@ -52,7 +52,7 @@ struct CodePass::Work {
   std::vector<float> thresholds;         // likewise
   std::vector<ScoreEstimate> estimates;  // likewise
   // Of a token's sample, per head:
-  std::vector<ScanKeeper> sampled;
+  std::vector<TopKStream> sampled;
   std::vector<std::int64_t> counted;  // keys
   std::vector<float> scores;
   std::vector<Piece> pieces;

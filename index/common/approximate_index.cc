@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
+#include "index/common/topk_stream.h"
 #include "src/core/math/dot.h"
 #include "src/core/threads/threads.h"
 
@@ -26,13 +26,13 @@ struct Rare {
 
 /// Of one query.
 struct Ranked {
-  ScanKeeper keeper;
+  TopKStream keeper;
   std::vector<float> proposed;  // scores
   std::vector<std::int64_t> candidates;
   std::vector<float> scores;
 };
 
-void scan_range(const KeyView& keys, const float* query, PositionRange range, ScanKeeper& keeper) {
+void scan_range(const KeyView& keys, const float* query, PositionRange range, TopKStream& keeper) {
   float scores[tile_keys];
   for (std::int64_t begin = range.begin; begin < range.end; begin += tile_keys) {
     const std::int64_t count = std::min(tile_keys, range.end - begin);

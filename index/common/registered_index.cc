@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "index/common/in_place_keys.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
+#include "index/common/topk_stream.h"
 #include "src/core/format/archive.h"
 #include "src/core/math/dot.h"
 #include "src/core/math/row_format.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
+#include "index/common/topk_stream.h"
 #include "src/core/io/faults.h"
 #include "src/core/math/dot.h"
 #include "src/core/threads/threads.h"

@@ -8,7 +8,7 @@
 
 #include "index/common/inserting_index.h"
 #include "index/common/key_summaries.h"
-#include "index/common/scan.h"
+#include "index/common/topk_stream.h"
 
 namespace topkv {
 

@@ -7,8 +7,8 @@
 #include "index/common/index_factory.h"
 #include "index/common/ranking.h"
 #include "index/common/sample.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
+#include "index/common/topk_stream.h"
 #include "src/core/format/archive.h"
 #include "src/core/math/dot.h"
 #include "src/core/math/tile_dot.h"
@@ -28,7 +28,7 @@ constexpr std::int64_t finish_keys = 512;    // results that a thread sorts at a
 /// What one worker needs for one pass.
 struct Worker {
   bool used = false;
-  std::vector<ScanKeeper> keepers;  // one per query of the group
+  std::vector<TopKStream> keepers;  // one per query of the group
   std::vector<float> scores;        // [queries, tile_keys]
 };
 
@@ -121,7 +121,7 @@ void set_thresholds(const QueryBlock& queries, const KeyView& keys, std::int64_t
   deal_out(
       {all.begin / tile_keys, (all.end + tile_keys - 1) / tile_keys}, queries.count,
       workspace.workers,
-      [&](std::size_t q, ScanKeeper& keeper) {
+      [&](std::size_t q, TopKStream& keeper) {
         keeper.reset(std::max<std::int64_t>(wanted[q].sample_rank, 1));
       },
       [&](std::int64_t block, Worker& worker) {
@@ -157,7 +157,7 @@ void scan(const QueryBlock& queries, const KeyView& keys, PositionRange all, std
   deal_out(
       {all.begin / block_keys, (all.end + block_keys - 1) / block_keys}, queries.count,
       workspace.workers,
-      [&](std::size_t q, ScanKeeper& keeper) { keeper.reset(k, wanted[q].threshold); },
+      [&](std::size_t q, TopKStream& keeper) { keeper.reset(k, wanted[q].threshold); },
       [&](std::int64_t block, Worker& worker) {
         const std::int64_t end = std::min((block + 1) * block_keys, all.end);
         for (std::int64_t at = std::max(block * block_keys, all.begin); at < end; at += tile_keys) {

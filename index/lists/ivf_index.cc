@@ -10,9 +10,9 @@
 #include "index/common/approximate_index.h"
 #include "index/common/index_factory.h"
 #include "index/common/rule_based_index.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
+#include "index/common/topk_stream.h"
 #include "index/lists/clustered_keys.h"
 #include "src/core/math/dot.h"
 #include "src/core/threads/threads.h"
@@ -41,7 +41,7 @@ struct ListSearch {
 /// Hands out the places of the k largest of these scores, or all where they are fewer.
 template <class Take>
 void take_best(const float* scores, std::int64_t count, std::int64_t k, const Take& take) {
-  const Scratch<ScanKeeper> keeper;
+  const Scratch<TopKStream> keeper;
   keeper->reset(k);
   keeper->push(scores, count, 0);
   for (const Scored& one : keeper->sorted()) take(one.position);

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "index/common/index_factory.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
+#include "index/common/topk_stream.h"
 #include "index/lists/faiss_clustering.h"
 #include "index/tails/summary_tail.h"
 #include "src/core/math/dot.h"
@@ -218,7 +218,7 @@ void ClusterIndex::gather() {
 void ClusterIndex::take_best(const float* scores, bool fewer,
                              std::span<const PositionRange> allowed, std::int64_t k,
                              std::vector<std::int64_t>* found, std::int64_t stride) const {
-  const Scratch<ScanKeeper> keeper;
+  const Scratch<TopKStream> keeper;
   // The best k clusters hold as many rows, but where their rows are not allowed: then all are
   // ranked.
   for (std::int64_t ranked = std::min(k, clusters());; ranked = clusters()) {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "index/common/index_factory.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
+#include "index/common/topk_stream.h"
 #include "src/core/math/convert.h"
 #include "src/core/threads/threads.h"
 
@@ -22,7 +22,7 @@ constexpr std::int64_t scored_at_a_time = 8192;  // that a thread scores
 struct LowrankWorkspace {
   std::vector<float> projected;  // [heads, r]
   std::vector<float> scores;     // [heads, range]
-  ScanKeeper keeper;
+  TopKStream keeper;
 };
 
 class LowrankFactory final : public IndexFactory {

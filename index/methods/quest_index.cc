@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "index/common/index_factory.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
+#include "index/common/topk_stream.h"
 #include "src/core/threads/threads.h"
 
 namespace topkv {
@@ -33,7 +33,7 @@ std::uint16_t rounded_out(float x, bool up) {
 /// Of one token.
 struct QuestWorkspace {
   std::vector<float> scores;  // [heads, pages]
-  ScanKeeper keeper;
+  TopKStream keeper;
   std::vector<float> split;
   GivenScores given;
 };

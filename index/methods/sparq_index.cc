@@ -8,9 +8,9 @@
 #include <numeric>
 
 #include "index/common/index_factory.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
+#include "index/common/topk_stream.h"
 #include "index/methods/sparq_tail.h"
 #include "src/core/math/convert.h"
 #include "src/core/math/vector_math.h"
@@ -32,7 +32,7 @@ std::string text_of(std::int64_t components, std::int64_t values) {
 struct SparqWorkspace {
   SparqScores approximate;
   std::vector<float> weights;  // of keys, summed over the heads
-  ScanKeeper keeper;
+  TopKStream keeper;
 };
 
 class SparqFactory final : public IndexFactory {

@@ -8,9 +8,9 @@
 #include <numeric>
 
 #include "index/common/index_factory.h"
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
 #include "index/common/spec.h"
+#include "index/common/topk_stream.h"
 #include "src/core/math/dot.h"
 #include "src/core/math/vector_math.h"
 #include "src/core/threads/threads.h"

@@ -1,8 +1,8 @@
 // The thresholds of squeezed, from the attention of the context's last tokens.
 #include <algorithm>
 
-#include "index/common/scan.h"
 #include "index/common/scratch.h"
+#include "index/common/topk_stream.h"
 #include "index/methods/squeezed_index.h"
 #include "src/core/threads/threads.h"
 #include "topkv/error.h"

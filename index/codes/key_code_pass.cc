@@ -10,7 +10,7 @@
 #endif
 // clang-format off
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "index/codes/code_scan.cc"
+#define HWY_TARGET_INCLUDE "index/codes/key_code_pass.cc"
 #include <hwy/foreach_target.h>
 #include "src/core/math/simd.h"
 // clang-format on

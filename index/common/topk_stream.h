@@ -1,4 +1,4 @@
-// What exact scans over consecutive keys have in common.
+// The k best of a stream of scores, which a scan over consecutive keys makes.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline constexpr float no_threshold = -std::numeric_limits<float>::infinity();
 /// Keeps the k best of a long stream of scores, in the same total order as TopKeeper. It sorts out
 /// the k best of 2k now and then instead of keeping a heap, which for large k is several times
 /// faster; the price is a threshold that lags behind.
-class ScanKeeper {
+class TopKStream {
  public:
   /// Empties it; k > 0. It will keep the k best of the scores above `threshold`, and of all
   /// scores, -inf too, when that is no_threshold. Allocates only when more is held than ever

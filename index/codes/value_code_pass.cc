@@ -7,13 +7,13 @@
 #endif
 // clang-format off
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "index/codes/value_scan.cc"
+#define HWY_TARGET_INCLUDE "index/codes/value_code_pass.cc"
 #include <hwy/foreach_target.h>
 #include "src/core/math/simd.h"
 // clang-format on
 
-#ifndef TOPKV_VALUE_SCAN_ONCE
-#define TOPKV_VALUE_SCAN_ONCE
+#ifndef TOPKV_VALUE_CODE_PASS_ONCE
+#define TOPKV_VALUE_CODE_PASS_ONCE
 namespace topkv {
 
 /// Which of 16 weights a table entry is made of. Byte 16 q + x of pattern i is for entry x of the
