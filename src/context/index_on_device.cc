@@ -40,17 +40,22 @@ std::shared_ptr<const DeviceIndex> codes_on_host(const AttentionShape& shape,
                                                  const Segment& segment,
                                                  const SegmentIndex& index) {
   if (!can_be_scanned(index, std::numeric_limits<std::int64_t>::max())) return nullptr;
-  std::vector<HostCodes::Head> heads;
+  std::vector<CodePass> passes;
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     const LayerIndex& layer = index.layer(l);
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-      HostCodes::Head& head = heads.emplace_back();
+      CodePass& pass = passes.emplace_back();
       if (layer.heads.empty()) continue;
       const auto at = static_cast<std::size_t>(h);
-      head = {layer.heads[at]->codes_index(), code_tail(layer, at), segment.rows(l, h)};
+      pass = {.index = layer.heads[at]->codes_index(),
+              .tail = code_tail(layer, at),
+              .rows = segment.rows(l, h),
+              .group = shape.group(),
+              .scale = shape.softmax_scale(),
+              .softcap = shape.softcap};
     }
   }
-  return std::make_shared<HostCodes>(std::move(heads), shape.kv_heads);
+  return std::make_shared<HostCodes>(std::move(passes), shape.kv_heads);
 }
 
 std::shared_ptr<const DeviceIndex> copy_codes(ComputeDevice& device, const AttentionShape& shape,

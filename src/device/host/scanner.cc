@@ -56,12 +56,8 @@ void HostScanner::scan(const HostCodes& codes, std::int64_t layer, std::span<con
   parallel_for(a.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch<std::vector<PassToken>> tokens;
     for (std::int64_t head = begin; head < end; ++head) {
-      const HostCodes::Head& of = codes.head(layer, head);
-      CodePass pass{.index = of.index,
-                    .rows = of.rows,
-                    .group = a.group(),
-                    .scale = a.softmax_scale(),
-                    .softcap = a.softcap};
+      const CodePass& of = codes.pass(layer, head);
+      CodePass pass = of;
       // Sessions that want the same number of rows and the same tail go together.
       for (std::size_t first = 0; first < parts.size();) {
         const auto wanted = [&](const Scan& part) {
