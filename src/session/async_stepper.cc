@@ -78,9 +78,10 @@ AsyncStepper::Clock::time_point AsyncStepper::collect_all_but(std::uint64_t last
     }
     if (of.error || of.dropped) continue;
     session_.stats.rows_retrieved += of.rows * session_.shape.group();
-    session_.count_search(of.job.layer, of.times.listed);
-    session_.stats.attend_seconds += of.times.attended - of.times.listed;
-    session_.times(of.job.layer).attend += of.times.attended - of.times.listed;
+    session_.count_search(of.job.layer, of.job.listed_seconds);
+    const double attending = of.job.attended_seconds - of.job.listed_seconds;
+    session_.stats.attend_seconds += attending;
+    session_.times(of.job.layer).attend += attending;
   }
   return last_done_;
 }
@@ -104,7 +105,7 @@ void AsyncStepper::run(Task& task, Helpers& helpers) noexcept {
     helpers.wake(task.threads - 1);  // they come while the device finds thresholds
     job.queries.data = device.wait_for_queries(job.step_id);
     ListJob* const one = &job;
-    task.times = ListAttention::attend({&one, 1}, helpers, [] {});
+    ListAttention::attend({&one, 1}, helpers, [] {});
     task.rows = job.lists->rows_listed(job);
   } catch (...) {
     helpers.release();

@@ -51,7 +51,6 @@ class AsyncStepper {
   struct Task {
     ListJob job;
     std::int64_t threads = 1;
-    ListAttention::Times times;
     std::int64_t rows = 0;
     Clock::time_point done;
     std::exception_ptr error;

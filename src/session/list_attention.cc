@@ -10,18 +10,16 @@
 
 namespace topkv {
 
-ListAttention::Times ListAttention::attend(std::span<ListJob* const> jobs, Helpers& helpers,
-                                           const std::function<void()>& first) {
+void ListAttention::attend(std::span<ListJob* const> jobs, Helpers& helpers,
+                           const std::function<void()>& first) {
   const Stopwatch watch;
   std::int64_t tasks = 0;  // lists
   for (ListJob* job : jobs) {
     job->first_list = tasks;
+    job->listed_seconds = job->attended_seconds = 0;
     tasks += job->lists->begin(*job);
   }
-  if (tasks == 0) {
-    first();
-    return {};
-  }
+  if (tasks == 0) return first();
   if (!helpers.awake()) helpers.wake(std::min(thread_count(), tasks) - 1);
   std::atomic<std::int64_t> next = 0;
   std::atomic<double> listed = 0;  // seconds, about
@@ -47,7 +45,11 @@ ListAttention::Times ListAttention::attend(std::span<ListJob* const> jobs, Helpe
     begun = watch.seconds();
   };
   helpers.run(begin, work);
-  return {std::max(0.0, listed - begun), watch.seconds() - begun};
+  const double attended = watch.seconds() - begun;
+  for (ListJob* job : jobs) {
+    job->listed_seconds = std::max(0.0, listed - begun);
+    job->attended_seconds = attended;
+  }
 }
 
 void ListAttention::reserve(std::int64_t plain_lists) {

@@ -38,6 +38,9 @@ struct ListJob {
   std::int64_t token_in_scan =
       0;                        ///< with is_extra_round: the number of the token in the first scan
   std::int64_t first_list = 0;  ///< the number of its first list among the lists of all sessions
+  // Set by ListAttention::attend, of all jobs together.
+  double listed_seconds = 0;    ///< until the first list was complete
+  double attended_seconds = 0;  ///< until all lists were attended
 };
 
 /// The lists of one session's scans, and the partials over them.
@@ -46,14 +49,10 @@ class ListAttention {
   ListAttention(SessionCore& session, const HeadSteps& heads, const OwnCodes& own)
       : session_(session), heads_(heads), own_(own) {}
 
-  struct Times {
-    double listed = 0;    ///< seconds until the first list was complete
-    double attended = 0;  ///< seconds until all lists were attended
-  };
   /// Attends all lists of the jobs: this thread and helpers take one list after the other. This
-  /// thread calls first() before; times do not count it.
-  static Times attend(std::span<ListJob* const> jobs, Helpers& helpers,
-                      const std::function<void()>& first);
+  /// thread calls first() before; the jobs' seconds do not count it.
+  static void attend(std::span<ListJob* const> jobs, Helpers& helpers,
+                     const std::function<void()>& first);
 
   /// Makes room for the lists of a step of one token that has at most `plain_lists` for each KV
   /// head.

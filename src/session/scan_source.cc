@@ -69,19 +69,19 @@ void ScanSource::attend(std::span<Step> steps, const std::function<void()>& firs
     jobs->push_back(&job);
   }
   if (jobs->empty()) return first();
-  const auto took = ListAttention::attend(*jobs, jobs->front()->lists->helpers(), first);
+  ListAttention::attend(*jobs, jobs->front()->lists->helpers(), first);
   const auto sessions = static_cast<double>(steps.size());
   for (const Step& step : steps) {
     if (step.scan == nullptr || !step.searched) continue;
-    step.scan->count_lists(took, sessions);
+    step.scan->count_lists(sessions);
   }
 }
 
 /// Counts the rows of the job's lists, and its part of the times of a number of sessions.
-void ScanSource::count_lists(const ListAttention::Times& took, double sessions) {
+void ScanSource::count_lists(double sessions) {
   session_.stats.rows_retrieved += lists_.rows_listed(job_) * session_.shape.group();
-  session_.count_search(job_.layer, took.listed / sessions);
-  session_.times(job_.layer).attend += (took.attended - took.listed) / sessions;
+  session_.count_search(job_.layer, job_.listed_seconds / sessions);
+  session_.times(job_.layer).attend += (job_.attended_seconds - job_.listed_seconds) / sessions;
 }
 
 /// Makes a further scan of a step, for some of its tokens. like: the job's other members.
@@ -102,8 +102,8 @@ void ScanSource::scan_and_attend(const StepBlock& block, std::int64_t rows, cons
   }
   reach_fault("session.attend");
   ListJob* const job = &job_;
-  const auto took = ListAttention::attend({&job, 1}, lists_.helpers(), [] {});
-  count_lists(took, 1);
+  ListAttention::attend({&job, 1}, lists_.helpers(), [] {});
+  count_lists(1);
 }
 
 void ScanSource::contribute(Step& step) {

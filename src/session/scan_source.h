@@ -54,7 +54,7 @@ class ScanSource final : public RoundsSource {
   CodeScanner::Scan scan_of(const ListJob& job, std::int64_t token);
   void scan_and_attend(const StepBlock& block, std::int64_t rows, const ListJob& like);
   void merge_scanned(const StepBlock& round);
-  void count_lists(const ListAttention::Times& took, double sessions);
+  void count_lists(double sessions);
 
   SessionCore& session_;
   HeadSteps& heads_;
