@@ -14,7 +14,7 @@
 #include "src/attention/arriving_rows.h"
 #include "src/attention/block_attention.h"
 #include "src/core/threads/busy_workers.h"
-#include "src/session/head_steps.h"
+#include "src/session/head_queries.h"
 #include "src/session/own_codes.h"
 #include "src/session/session_core.h"
 
@@ -46,7 +46,7 @@ struct ListJob {
 /// The lists of one session's scans, and the partials over them.
 class ListAttention {
  public:
-  ListAttention(SessionCore& session, const HeadSteps& heads, const OwnCodes& own)
+  ListAttention(SessionCore& session, const QueriesByHead& heads, const OwnCodes& own)
       : session_(session), heads_(heads), own_(own) {}
 
   /// Attends all lists of the jobs: this thread and helpers take one list after the other. This
@@ -93,7 +93,7 @@ class ListAttention {
   void attend(const ListJob& job, const List& list, ArrivingRows& rows);
 
   SessionCore& session_;
-  const HeadSteps& heads_;
+  const QueriesByHead& heads_;
   const OwnCodes& own_;
   Partial parts_;                             // [tokens, kv_heads, lists, group]
   std::vector<std::int64_t> list_rows_;       // [tokens, kv_heads, lists]: rows of the context

@@ -27,11 +27,13 @@ void OwnRowsSource::attend_between(const StepBlock& block) {
 void OwnRowsSource::select_between(const StepBlock& block, std::int64_t head) {
   const std::int64_t layer = block.layer();
   const std::int64_t before = plain_rows(layer, block.queries.first).end;
-  HeadStep& step = heads_[head];
-  for (std::int64_t i = 0; i < step.count(); ++i) {
-    const std::int64_t token = step.query_ids[static_cast<std::size_t>(i)] / session_.shape.group();
+  HeadQueries& of_head = heads_[head];
+  for (std::int64_t i = 0; i < of_head.count(); ++i) {
+    const std::int64_t token =
+        of_head.query_ids[static_cast<std::size_t>(i)] / session_.shape.group();
     const PositionRange range = plain_rows(layer, block.queries.first + token);
-    step.selector.take(session_.segments.size() - 1, i, {std::max(before, range.begin), range.end});
+    of_head.selector.take(session_.segments.size() - 1, i,
+                          {std::max(before, range.begin), range.end});
   }
 }
 

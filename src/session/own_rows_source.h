@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/session/attention_source.h"
-#include "src/session/head_steps.h"
+#include "src/session/head_queries.h"
 #include "src/session/own_codes.h"
 
 namespace topkv {
@@ -20,7 +20,7 @@ class OwnRowsSource final : public AttentionSource {
  public:
   /// between: it attends both kinds. A search takes the rows between into its own selection
   /// (select_between).
-  OwnRowsSource(SessionCore& session, HeadSteps& heads, const OwnCodes& codes, bool between)
+  OwnRowsSource(SessionCore& session, QueriesByHead& heads, const OwnCodes& codes, bool between)
       : session_(session), heads_(heads), codes_(codes), between_(between) {}
 
   void contribute(Step& step) override;
@@ -44,7 +44,7 @@ class OwnRowsSource final : public AttentionSource {
   void attend_between(const StepBlock& block);
 
   SessionCore& session_;
-  HeadSteps& heads_;
+  QueriesByHead& heads_;
   const OwnCodes& codes_;
   bool between_;
   std::vector<RowSpan> spans_;  // per KV head

@@ -5,20 +5,20 @@
 
 namespace topkv {
 
-void count_recall(SessionCore& session, const HeadSteps& heads, std::int64_t layer,
+void count_recall(SessionCore& session, const QueriesByHead& heads, std::int64_t layer,
                   std::int64_t head, const std::function<std::int64_t(std::int64_t q)>& rows_of,
                   const std::function<void(std::int64_t q, std::span<const std::int64_t> best,
                                            std::vector<std::int64_t>& have)>& found) {
-  const HeadStep& step = heads[head];
+  const HeadQueries& of_head = heads[head];
   const AttentionShape& shape = session.shape;
   SessionStats& stats = session.stats;
   std::int64_t rows = 0;
-  for (std::int64_t q = 0; q < step.count(); ++q) rows = std::max(rows, rows_of(q));
+  for (std::int64_t q = 0; q < of_head.count(); ++q) rows = std::max(rows, rows_of(q));
   SearchResult wanted;
-  session.segments[0].search(nullptr, layer, head, heads.block(head, step.allowed[0]), rows,
+  session.segments[0].search(nullptr, layer, head, heads.block(head, of_head.allowed[0]), rows,
                              nullptr, wanted);
   std::vector<std::int64_t> have;
-  for (std::int64_t q = 0; q < step.count(); ++q) {
+  for (std::int64_t q = 0; q < of_head.count(); ++q) {
     const auto all = wanted.positions(q);
     const auto best = all.first(std::min(all.size(), static_cast<std::size_t>(rows_of(q))));
     have.clear();

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "src/session/head_steps.h"
+#include "src/session/head_queries.h"
 
 namespace topkv {
 
@@ -15,7 +15,7 @@ namespace topkv {
 ///
 /// rows_of(q): the number of rows that query q was to find. found(q, have): sets `have` to the
 /// positions that it found, in any order; `best` are the positions of exact search.
-void count_recall(SessionCore& session, const HeadSteps& heads, std::int64_t layer,
+void count_recall(SessionCore& session, const QueriesByHead& heads, std::int64_t layer,
                   std::int64_t head, const std::function<std::int64_t(std::int64_t q)>& rows_of,
                   const std::function<void(std::int64_t q, std::span<const std::int64_t> best,
                                            std::vector<std::int64_t>& have)>& found);

@@ -17,12 +17,12 @@ class RoundsSource : public AttentionSource {
   virtual std::int64_t round_tokens(std::int64_t block_tokens) const = 0;
   /// Attends the rows of the first round, and the tail of the others.
   virtual void attend_first(const StepBlock& round) = 0;
-  /// The queries that HeadSteps still has attend `rows` rows of the context, and the tail of the
-  /// others.
+  /// The queries that QueriesByHead still has attend `rows` rows of the context, and the tail of
+  /// the others.
   virtual void attend_more(const StepBlock& round, std::int64_t rows) = 0;
-  /// Takes rows that are not in the selection (HeadStep::selector) off the counts, for the queries
-  /// that HeadSteps still has, and notes the rows of the next round; 0: all. The caller takes
-  /// selected rows off.
+  /// Takes rows that are not in the selection (HeadQueries::selector) off the counts, for the
+  /// queries that QueriesByHead still has, and notes the rows of the next round; 0: all. The caller
+  /// takes selected rows off.
   virtual void discount(const StepBlock& round, std::int64_t rows) = 0;
   /// Counts the seconds that a step waited for the partials of its window, and of scans.
   virtual void count_wait(std::int64_t layer, double seconds) = 0;

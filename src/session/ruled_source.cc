@@ -36,7 +36,7 @@ ChoosesFor together(const SessionCore& session) {
 
 }  // namespace
 
-RuledSource::RuledSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& own,
+RuledSource::RuledSource(SessionCore& session, QueriesByHead& heads, OwnRowsSource& own,
                          RoundsSource& source)
     : session_(session),
       heads_(heads),
@@ -71,7 +71,7 @@ void RuledSource::run_rounds(const StepBlock& round) {
   for (std::int64_t rows = first; judge(round, rows < session_.schedule.k(layer));) {
     keep_unsatisfied(round, own);
     if (rows == first) {
-      for (const HeadStep& step : heads_) session_.stats.retrieved_more += step.count();
+      for (const HeadQueries& of_head : heads_) session_.stats.retrieved_more += of_head.count();
     }
     rows = session_.schedule.after(layer, rows);
     source_.discount(round, rows);
@@ -80,8 +80,8 @@ void RuledSource::run_rounds(const StepBlock& round) {
   }
 }
 
-/// Sets HeadStep::unsatisfied, and returns whether there are such queries. below_k: they have fewer
-/// than k rows.
+/// Sets HeadQueries::unsatisfied, and returns whether there are such queries. below_k: they have
+/// fewer than k rows.
 bool RuledSource::judge(const StepBlock& round, bool below_k) {
   const AttentionShape& shape = session_.shape;
   const RetrievalOptions& options = session_.options;
@@ -123,36 +123,37 @@ bool RuledSource::judge(const StepBlock& round, bool below_k) {
   const std::int64_t alone = chooses_for_ == ChoosesFor::query ? 1 : shape.group();
   bool some = false;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    HeadStep& step = heads_[head];
-    step.unsatisfied.clear();
-    const std::int64_t shared = chooses_for_ == ChoosesFor::question ? step.count() : alone;
-    for (std::int64_t first = 0; first < step.count(); first += shared) {
+    HeadQueries& of_head = heads_[head];
+    of_head.unsatisfied.clear();
+    const std::int64_t shared = chooses_for_ == ChoosesFor::question ? of_head.count() : alone;
+    for (std::int64_t first = 0; first < of_head.count(); first += shared) {
       bool more = false;
       for (std::int64_t i = first; i < first + shared; ++i)
         more = more || asks(heads_.place(head, i));
-      for (std::int64_t i = first; more && i < first + shared; ++i) step.unsatisfied.push_back(i);
+      for (std::int64_t i = first; more && i < first + shared; ++i)
+        of_head.unsatisfied.push_back(i);
     }
-    some = some || !step.unsatisfied.empty();
+    some = some || !of_head.unsatisfied.empty();
   }
   return some;
 }
 
-/// Goes on with the queries of HeadStep::unsatisfied alone. Their partials then hold no row but,
+/// Goes on with the queries of HeadQueries::unsatisfied alone. Their partials then hold no row but,
 /// with `own`, the session's own rows that no window holds.
 void RuledSource::keep_unsatisfied(const StepBlock& round, bool own) {
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
-    HeadStep& step = heads_[head];
-    for (const std::int64_t i : step.unsatisfied) {
-      session_.stats.rows_retrieved -= step.selector.rows(i, session_.searched_segments);
+    HeadQueries& of_head = heads_[head];
+    for (const std::int64_t i : of_head.unsatisfied) {
+      session_.stats.rows_retrieved -= of_head.selector.rows(i, session_.searched_segments);
       const std::int64_t at = heads_.place(head, i);
       const PartialView part = round.host.exact.part(at);
       empty(part);
       if (own) merge(part, own_.last().part(at));
     }
-    step.selector.keep(step.unsatisfied);
-    keep(step.unsatisfied, session_.shape.head_dim, step.queries);
-    for (auto& ranges : step.allowed) keep(step.unsatisfied, 1, ranges);
-    keep(step.unsatisfied, 1, step.query_ids);
+    of_head.selector.keep(of_head.unsatisfied);
+    keep(of_head.unsatisfied, session_.shape.head_dim, of_head.queries);
+    for (auto& ranges : of_head.allowed) keep(of_head.unsatisfied, 1, ranges);
+    keep(of_head.unsatisfied, 1, of_head.query_ids);
   }
 }
 
@@ -173,16 +174,16 @@ void RuledSource::attend_all(const StepBlock& round) {
   const CausalWindow window = session_.spec.always_attended(layer);
   parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
-      HeadStep& step = heads_[head];
-      const std::int64_t count = step.count();
+      HeadQueries& of_head = heads_[head];
+      const std::int64_t count = of_head.count();
       const auto token = [&](std::int64_t i) {
-        return step.query_ids[static_cast<std::size_t>(i)] / shape.group();
+        return of_head.query_ids[static_cast<std::size_t>(i)] / shape.group();
       };
       const RowsView rows = session_.context->rows(layer, head);
       const PositionRange range = session_.seen_of(session_.segments[0], layer);
       const std::int64_t first = std::clamp(window.sinks, range.begin, range.end);
       const RowSpan between{rows.part({first, range.end}), first};
-      step.retrieved.reset(count, d);
+      of_head.retrieved.reset(count, d);
       for (std::int64_t i = 0, same = 0; i < count; i += same) {
         for (same = 1; i + same < count && token(i + same) == token(i);) ++same;
         // The rows before a token's window are all earlier rows of a token there.
@@ -193,21 +194,21 @@ void RuledSource::attend_all(const StepBlock& round) {
                                 .scale = shape.softmax_scale(),
                                 .softcap = shape.softcap};
         attend_tokens(of,
-                      {&step.queries[static_cast<std::size_t>(i * d)], 1, same, d,
+                      {&of_head.queries[static_cast<std::size_t>(i * d)], 1, same, d,
                        queries.first + token(i) - window.window},
-                      {}, &between, step.retrieved.view().part(i, same));
+                      {}, &between, of_head.retrieved.view().part(i, same));
       }
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = heads_.place(head, i);
-        merge(out.exact.part(at), step.retrieved.view().part(i));
+        merge(out.exact.part(at), of_head.retrieved.view().part(i));
         empty(out.estimate.part(at));
         out.noise[at] = {};
       }
     }
   });
-  for (const HeadStep& step : heads_) {
-    session_.stats.went_dense += step.count();
-    for (const PositionRange& range : step.allowed[0])
+  for (const HeadQueries& of_head : heads_) {
+    session_.stats.went_dense += of_head.count();
+    for (const PositionRange& range : of_head.allowed[0])
       session_.stats.rows_retrieved += range.size();
   }
   session_.times(layer).attend += attending.seconds();

@@ -23,7 +23,7 @@ namespace topkv {
 /// queries that need them.
 class RuledSource final : public AttentionSource {
  public:
-  RuledSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& own, RoundsSource& source);
+  RuledSource(SessionCore& session, QueriesByHead& heads, OwnRowsSource& own, RoundsSource& source);
 
   void start(std::span<Step> steps) override { source_.start(steps); }
   std::int64_t tokens_at_once(const Step& step) const override {
@@ -38,7 +38,7 @@ class RuledSource final : public AttentionSource {
   void attend_all(const StepBlock& round);
 
   SessionCore& session_;
-  HeadSteps& heads_;
+  QueriesByHead& heads_;
   OwnRowsSource& own_;
   RoundsSource& source_;
   ChoosesFor chooses_for_;            // queries that go on together

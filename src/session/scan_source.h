@@ -19,7 +19,7 @@ namespace topkv {
 /// Scans over the codes of a context, and over the codes of a session's own rows.
 class ScanSource final : public RoundsSource {
  public:
-  ScanSource(SessionCore& session, HeadSteps& heads, OwnRowsSource& own, const OwnCodes& codes)
+  ScanSource(SessionCore& session, QueriesByHead& heads, OwnRowsSource& own, const OwnCodes& codes)
       : session_(session), heads_(heads), own_(own), codes_(codes), lists_(session, heads, codes) {}
 
   /// Attends the rows that the first scans of these steps list, of all sessions together. This
@@ -57,7 +57,7 @@ class ScanSource final : public RoundsSource {
   void count_lists(double sessions);
 
   SessionCore& session_;
-  HeadSteps& heads_;
+  QueriesByHead& heads_;
   OwnRowsSource& own_;
   const OwnCodes& codes_;
   ListJob job_;

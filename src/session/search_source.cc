@@ -105,9 +105,10 @@ void SearchSource::search(std::span<const StepBlock> blocks, std::int64_t head, 
     shared_queries->clear();
     shared_allowed->clear();
     for (const StepBlock& block : blocks) {
-      const HeadStep& step = block.step.search->heads_[head];
-      shared_queries->insert(shared_queries->end(), step.queries.begin(), step.queries.end());
-      shared_allowed->insert(shared_allowed->end(), step.allowed[0].begin(), step.allowed[0].end());
+      const HeadQueries& of_head = block.step.search->heads_[head];
+      shared_queries->insert(shared_queries->end(), of_head.queries.begin(), of_head.queries.end());
+      shared_allowed->insert(shared_allowed->end(), of_head.allowed[0].begin(),
+                             of_head.allowed[0].end());
     }
     one.segments[0].search(one.indices[0], layer, head,
                            {.data = shared_queries->data(),
@@ -123,30 +124,30 @@ void SearchSource::search(std::span<const StepBlock> blocks, std::int64_t head, 
   for (const StepBlock& block : blocks) {
     reach_fault("session.search");
     const SessionCore& session = *block.step.session;
-    HeadSteps& heads = block.step.search->heads_;
-    HeadStep& step = heads[head];
+    QueriesByHead& heads = block.step.search->heads_;
+    HeadQueries& of_head = heads[head];
     for (std::size_t s = 0; s < session.segments.size(); ++s) {
-      SearchResult& found = step.selector.found(s);
+      SearchResult& found = of_head.selector.found(s);
       if (s == 0 && blocks.size() > 1) {
-        found.copy(*shared_found, first, step.count());
+        found.copy(*shared_found, first, of_head.count());
         continue;
       }
       session.segments[s].search(session.indices[s], layer, head,
-                                 heads.block(head, step.allowed[s]), rows, s == 0 ? given : nullptr,
-                                 found);
+                                 heads.block(head, of_head.allowed[s]), rows,
+                                 s == 0 ? given : nullptr, found);
     }
-    first += step.count();
+    first += of_head.count();
   }
 }
 
 /// Selects `rows` of the rows that were found.
 void SearchSource::select(const StepBlock& block, std::int64_t head, std::int64_t rows) {
-  HeadStep& step = heads_[head];
+  HeadQueries& of_head = heads_[head];
   if (session_.options.select_by == SelectBy::group) {
-    step.selector.choose_shared(rows, block.layer(), head, heads_.block(head, step.allowed[0]),
-                                session_.shape.softcap);
+    of_head.selector.choose_shared(rows, block.layer(), head,
+                                   heads_.block(head, of_head.allowed[0]), session_.shape.softcap);
   } else {
-    step.selector.choose(rows);
+    of_head.selector.choose(rows);
   }
   if (own_ != nullptr) own_->select_between(block, head);
 }
@@ -199,21 +200,22 @@ void SearchSource::attend_tail(const StepBlock& block) {
   constexpr float no_ceiling = std::numeric_limits<float>::infinity();
   parallel_for(session_.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
-      HeadStep& step = heads_[head];
-      const std::int64_t count = step.count();
+      HeadQueries& of_head = heads_[head];
+      const std::int64_t count = of_head.count();
       if (count == 0) continue;
-      step.taken.clear();
-      step.ceilings.clear();
+      of_head.taken.clear();
+      of_head.ceilings.clear();
       for (std::int64_t i = 0; i < count; ++i) {
-        step.taken.push_back(step.selector.of(0, i));
-        const float ceiling = ranked ? scale * step.selector.ceiling(i) : no_ceiling;
-        step.ceilings.push_back(softcap > 0 ? softcap * std::tanh(ceiling / softcap) : ceiling);
+        of_head.taken.push_back(of_head.selector.of(0, i));
+        const float ceiling = ranked ? scale * of_head.selector.ceiling(i) : no_ceiling;
+        of_head.ceilings.push_back(softcap > 0 ? softcap * std::tanh(ceiling / softcap) : ceiling);
       }
-      step.estimate.reset(count, d);
-      step.rare.reset(count, d);
-      const TailParts parts = step.estimate.with(step.rare.view());
+      of_head.estimate.reset(count, d);
+      of_head.rare.reset(count, d);
+      const TailParts parts = of_head.estimate.with(of_head.rare.view());
       session_.tail->layer(layer).tails[static_cast<std::size_t>(head)]->attend(
-          heads_.block(head, step.allowed[0]), step.taken, step.ceilings, scale, softcap, parts);
+          heads_.block(head, of_head.allowed[0]), of_head.taken, of_head.ceilings, scale, softcap,
+          parts);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = heads_.place(head, i);
         merge(out.exact.part(at), parts.exact.part(i));

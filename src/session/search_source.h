@@ -18,7 +18,7 @@ namespace topkv {
 class SearchSource final : public RoundsSource {
  public:
   /// own: the source of own rows, which adds rows to the selection. Null: own rows are searched.
-  SearchSource(SessionCore& session, HeadSteps& heads, OwnRowsSource* own)
+  SearchSource(SessionCore& session, QueriesByHead& heads, OwnRowsSource* own)
       : session_(session), heads_(heads), own_(own) {}
 
   /// Searches together for sessions of a step that use the same index with the same k, as far as
@@ -48,7 +48,7 @@ class SearchSource final : public RoundsSource {
   void attend_tail(const StepBlock& block);
 
   SessionCore& session_;
-  HeadSteps& heads_;
+  QueriesByHead& heads_;
   OwnRowsSource* own_;
   bool chosen_ = false;  // a device chooses entries for this step (EntryChooser::choose)
 };

@@ -60,7 +60,7 @@ struct Session::State {
   void roll_back(const Step& step);
 
   SessionCore core;
-  HeadSteps heads;
+  QueriesByHead heads;
   OwnCodes own_codes;
   WindowSource window;
   OwnRowsSource own_rows;

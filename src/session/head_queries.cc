@@ -1,4 +1,4 @@
-#include "src/session/head_steps.h"
+#include "src/session/head_queries.h"
 
 #include <algorithm>
 #include <numeric>
@@ -10,52 +10,53 @@
 
 namespace topkv {
 
-void HeadSteps::copy_queries(const StepBlock& block, std::int64_t head) {
+void QueriesByHead::copy_queries(const StepBlock& block, std::int64_t head) {
   const TokenQueries& queries = block.queries;
-  HeadStep& step = (*this)[head];
+  HeadQueries& of_head = (*this)[head];
   const std::int64_t group = session_.shape.group();
   const std::int64_t d = session_.shape.head_dim;
   const std::int64_t count = queries.tokens * group;
-  step.query_ids.resize(static_cast<std::size_t>(count));
-  std::iota(step.query_ids.begin(), step.query_ids.end(), 0);
-  step.queries.resize(static_cast<std::size_t>(count * d));
-  for (auto& allowed : step.allowed) allowed.assign(static_cast<std::size_t>(count), {});
+  of_head.query_ids.resize(static_cast<std::size_t>(count));
+  std::iota(of_head.query_ids.begin(), of_head.query_ids.end(), 0);
+  of_head.queries.resize(static_cast<std::size_t>(count * d));
+  for (auto& allowed : of_head.allowed) allowed.assign(static_cast<std::size_t>(count), {});
   const auto searched = std::span(session_.segments).first(session_.searched_segments);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
     const float* q = queries.query(token, head * group + i % group);
-    std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
+    std::copy(q, q + d, &of_head.queries[static_cast<std::size_t>(i * d)]);
     for (std::size_t s = 0; s < searched.size(); ++s) {
-      step.allowed[s][static_cast<std::size_t>(i)] =
+      of_head.allowed[s][static_cast<std::size_t>(i)] =
           session_.between(searched[s], block.layer(), queries.first + token);
     }
   }
 }
 
-QueryBlock HeadSteps::block(std::int64_t head, std::span<const PositionRange> allowed) const {
-  const HeadStep& step = (*this)[head];
+QueryBlock QueriesByHead::block(std::int64_t head, std::span<const PositionRange> allowed) const {
+  const HeadQueries& of_head = (*this)[head];
   const std::int64_t group = session_.shape.group();
-  bool whole = step.count() % group == 0;
-  for (std::int64_t i = 0; whole && i < step.count(); ++i) {
-    const std::int64_t first = step.query_ids[static_cast<std::size_t>(i / group * group)];
-    whole = first % group == 0 && step.query_ids[static_cast<std::size_t>(i)] == first + i % group;
+  bool whole = of_head.count() % group == 0;
+  for (std::int64_t i = 0; whole && i < of_head.count(); ++i) {
+    const std::int64_t first = of_head.query_ids[static_cast<std::size_t>(i / group * group)];
+    whole =
+        first % group == 0 && of_head.query_ids[static_cast<std::size_t>(i)] == first + i % group;
   }
-  return {.data = step.queries.data(),
-          .count = step.count(),
+  return {.data = of_head.queries.data(),
+          .count = of_head.count(),
           .dim = session_.shape.head_dim,
           .allowed = allowed,
           .group = whole ? group : 1,
           .scale = session_.shape.softmax_scale(),
-          .tokens = whole ? std::max<std::int64_t>(step.count() / group, 1) : 1};
+          .tokens = whole ? std::max<std::int64_t>(of_head.count() / group, 1) : 1};
 }
 
-std::int64_t HeadSteps::place(std::int64_t head, std::int64_t query) const {
+std::int64_t QueriesByHead::place(std::int64_t head, std::int64_t query) const {
   const std::int64_t group = session_.shape.group();
   const std::int64_t i = (*this)[head].query_ids[static_cast<std::size_t>(query)];
   return i / group * session_.shape.q_heads + head * group + i % group;
 }
 
-void HeadSteps::attend_selected(const StepBlock& block) {
+void QueriesByHead::attend_selected(const StepBlock& block) {
   reach_fault("session.attend");
   const Stopwatch attending;
   const AttentionShape& shape = session_.shape;
@@ -64,19 +65,19 @@ void HeadSteps::attend_selected(const StepBlock& block) {
   // One task per query head: with few KV heads there would be too few tasks for the cores.
   const std::int64_t layer = block.layer();
   const std::int64_t per_head = block.queries.tokens * shape.group();
-  for (HeadStep& step : heads_) step.retrieved.reset(per_head, d);
+  for (HeadQueries& of_head : heads_) of_head.retrieved.reset(per_head, d);
   parallel_for(shape.kv_heads * per_head, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t head = task / per_head;
       const std::int64_t i = task % per_head;
       check_stop();
-      HeadStep& step = (*this)[head];
-      if (i >= step.count()) continue;
-      const float* q = &step.queries[static_cast<std::size_t>(i * d)];
+      HeadQueries& of_head = (*this)[head];
+      if (i >= of_head.count()) continue;
+      const float* q = &of_head.queries[static_cast<std::size_t>(i * d)];
       const PartialView target = block.host.exact.part(place(head, i));
-      const PartialView part = step.retrieved.view().part(i);
+      const PartialView part = of_head.retrieved.view().part(i);
       for (std::size_t s = 0; s < session_.segments.size(); ++s) {
-        const std::vector<std::int64_t>& positions = step.selector.of(s, i);
+        const std::vector<std::int64_t>& positions = of_head.selector.of(s, i);
         if (positions.empty()) continue;
         attend_rows(q, session_.segments[s].rows(layer, head), positions, scale, part,
                     shape.softcap);
@@ -84,9 +85,9 @@ void HeadSteps::attend_selected(const StepBlock& block) {
       }
     }
   });
-  for (const HeadStep& step : heads_) {
-    for (std::int64_t i = 0; i < step.count(); ++i)
-      session_.stats.rows_retrieved += step.selector.rows(i, session_.searched_segments);
+  for (const HeadQueries& of_head : heads_) {
+    for (std::int64_t i = 0; i < of_head.count(); ++i)
+      session_.stats.rows_retrieved += of_head.selector.rows(i, session_.searched_segments);
   }
   session_.times(layer).attend += attending.seconds();
 }

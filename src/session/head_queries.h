@@ -16,8 +16,8 @@ namespace topkv {
 
 /// The queries of one KV head, and the rows that they attend. Its buffers are kept from step to
 /// step.
-struct HeadStep {
-  explicit HeadStep(std::span<const Segment> segments)
+struct HeadQueries {
+  explicit HeadQueries(std::span<const Segment> segments)
       : selector(segments), allowed(segments.size()) {}
 
   Selector selector;
@@ -35,14 +35,14 @@ struct HeadStep {
 };
 
 /// The queries of all KV heads of a session, in one block of a step's tokens.
-class HeadSteps {
+class QueriesByHead {
  public:
-  explicit HeadSteps(SessionCore& session)
+  explicit QueriesByHead(SessionCore& session)
       : session_(session),
-        heads_(static_cast<std::size_t>(session.shape.kv_heads), HeadStep(session.segments)) {}
+        heads_(static_cast<std::size_t>(session.shape.kv_heads), HeadQueries(session.segments)) {}
 
-  HeadStep& operator[](std::int64_t head) { return heads_[static_cast<std::size_t>(head)]; }
-  const HeadStep& operator[](std::int64_t head) const {
+  HeadQueries& operator[](std::int64_t head) { return heads_[static_cast<std::size_t>(head)]; }
+  const HeadQueries& operator[](std::int64_t head) const {
     return heads_[static_cast<std::size_t>(head)];
   }
   auto begin() { return heads_.begin(); }
@@ -67,7 +67,7 @@ class HeadSteps {
 
  private:
   SessionCore& session_;
-  std::vector<HeadStep> heads_;  // per KV head
+  std::vector<HeadQueries> heads_;  // per KV head
 };
 
 }  // namespace topkv
