@@ -11,28 +11,38 @@
 
 namespace topkv::gpu {
 
-ContextWindow::Places::Places(const SessionShape& shape, const std::vector<LayerWindow>& of) {
+namespace {
+
+/// Places the rows of all layers one behind the other, and returns the bytes of all. A layer
+/// without rows has the place of the layer whose rows it attends.
+std::int64_t place_rows(const SessionShape& shape, std::vector<LayerWindow>& layers) {
   const AttentionShape& a = shape.attention;
   const std::int64_t row = a.head_dim * bytes_of(DType::bf16);
   const std::int64_t scales =
       in_blocks(shape.rows.keys) ? a.kv_heads * a.head_dim * bytes_of(DType::f32) : 0;
   Pieces pieces;
-  for (const LayerWindow& layer : of) {
-    if (!layer.has_rows) {
-      layers.push_back(layer.row_layer < std::ssize(layers)
-                           ? layers[static_cast<std::size_t>(layer.row_layer)]
-                           : Place{});
+  for (LayerWindow& layer : layers) {
+    if (layer.has_rows) {
+      layer.rows_at = pieces.place(a.kv_heads * 2 * layer.context_rows.size() * row);
+      layer.sinks_at = pieces.place(a.kv_heads * 2 * layer.context_sinks * row);
+      layer.channels_at = pieces.place(scales);
+      layer.bias_at = pieces.place(3 * scales);
       continue;
     }
-    layers.push_back({pieces.place(a.kv_heads * 2 * layer.context_rows.size() * row),
-                      pieces.place(a.kv_heads * 2 * layer.context_sinks * row),
-                      pieces.place(scales), pieces.place(3 * scales)});
+    const LayerWindow& owner = layers[static_cast<std::size_t>(layer.row_layer)];
+    layer.rows_at = owner.rows_at;
+    layer.sinks_at = owner.sinks_at;
+    layer.channels_at = owner.channels_at;
+    layer.bias_at = owner.bias_at;
   }
-  bytes = pieces.used();
+  return pieces.used();
 }
 
+}  // namespace
+
 std::int64_t ContextWindow::bytes(const SessionShape& shape) {
-  return Places(shape, layer_windows(shape)).bytes;
+  std::vector<LayerWindow> layers = layer_windows(shape);
+  return place_rows(shape, layers);
 }
 
 ContextWindow::ContextWindow(CudaDevice& device, const SessionShape& shape)
@@ -40,24 +50,23 @@ ContextWindow::ContextWindow(CudaDevice& device, const SessionShape& shape)
       kv_heads_(shape.attention.kv_heads),
       head_dim_(shape.attention.head_dim),
       layers_(layer_windows(shape)),
-      places_(shape, layers_),
-      memory_(device.allocate(places_.bytes, "context's window")) {
+      memory_(device.allocate(place_rows(shape, layers_), "context's window")) {
   const Stream& stream = device.compute_stream();
   inject_copy_delay(stream);
   for (std::int64_t l = 0; l < shape.attention.layers; ++l) {
     const LayerWindow& layer = layers_[static_cast<std::size_t>(l)];
     if (!layer.has_rows) continue;
-    copy(l, layer.context_rows, at(place(l).rows), stream);
-    copy(l, {0, layer.context_sinks}, at(place(l).sinks), stream);
+    copy(l, layer.context_rows, at(layer.rows_at), stream);
+    copy(l, {0, layer.context_sinks}, at(layer.sinks_at), stream);
     if (!in_blocks(shape.rows.keys)) continue;
     const std::int64_t scales = head_dim_ * bytes_of(DType::f32);
     for (std::int64_t h = 0; h < kv_heads_; ++h) {
-      TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + place(l).channels + h * scales,
+      TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + layer.channels_at + h * scales,
                                  store_->rows(l, h).keys.channels, static_cast<std::size_t>(scales),
                                  cudaMemcpyHostToDevice, stream));
     }
     if (store_->bias(l) == nullptr) continue;
-    TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + place(l).bias, store_->bias(l),
+    TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + layer.bias_at, store_->bias(l),
                                static_cast<std::size_t>(kv_heads_ * 3 * scales),
                                cudaMemcpyHostToDevice, stream));
   }
@@ -80,8 +89,8 @@ StoredKeys ContextWindow::stored_keys(std::int64_t layer) const {
     return reinterpret_cast<const float*>(memory_.data() + offset);
   };
   StoredKeys stored;
-  stored.channels = at(place(layer).channels);
-  if (store_->bias(layer) != nullptr) stored.bias = at(place(layer).bias);
+  stored.channels = at(of(layer).channels_at);
+  if (store_->bias(layer) != nullptr) stored.bias = at(of(layer).bias_at);
   stored.chunk_len = store_->rows(layer, 0).keys.chunk_len;
   return stored;
 }

@@ -39,25 +39,16 @@ class ContextWindow {
   bool suits(const SessionShape& shape) const;
 
   /// The keys and values of LayerWindow::context_rows of a layer, [kv_heads, 2, rows, head_dim].
-  const __nv_bfloat16* rows(std::int64_t layer) const { return at(place(layer).rows); }
+  const __nv_bfloat16* rows(std::int64_t layer) const { return at(of(layer).rows_at); }
   /// The keys and values of the context's sinks of a layer, [kv_heads, 2, context_sinks, head_dim].
-  const __nv_bfloat16* sinks(std::int64_t layer) const { return at(place(layer).sinks); }
+  const __nv_bfloat16* sinks(std::int64_t layer) const { return at(of(layer).sinks_at); }
   /// The channels and the bias of a layer's stored keys, from RoPE position 0 on. Empty unless rows
   /// are stored in q8 or q4.
   StoredKeys stored_keys(std::int64_t layer) const;
 
  private:
-  struct Place {
-    std::int64_t rows = 0, sinks = 0, channels = 0, bias = 0;  // bytes
-  };
-  struct Places {
-    Places(const SessionShape& shape, const std::vector<LayerWindow>& layers);
-    std::vector<Place> layers;  // one without rows has the place of the layer that it attends
-    std::int64_t bytes = 0;
-  };
-
-  const Place& place(std::int64_t layer) const {
-    return places_.layers[static_cast<std::size_t>(layer)];
+  const LayerWindow& of(std::int64_t layer) const {
+    return layers_[static_cast<std::size_t>(layer)];
   }
   __nv_bfloat16* at(std::int64_t offset) const {
     return reinterpret_cast<__nv_bfloat16*>(memory_.data() + offset);
@@ -67,7 +58,6 @@ class ContextWindow {
   std::shared_ptr<const RowStore> store_;
   std::int64_t kv_heads_, head_dim_;
   std::vector<LayerWindow> layers_;
-  Places places_;
   Buffer memory_;
 };
 

@@ -22,6 +22,9 @@ struct LayerWindow {
   PositionRange context_rows = {};  // as far back as windows of later tokens reach
   std::int64_t context_sinks = 0;   // rows of kept_sinks that the context has
   std::int64_t slots = 0;           // the most own rows; they form a ring
+  // Offsets in the memory of a ContextWindow, in bytes, which it sets: rows, sinks, and the
+  // channels and the bias of stored keys.
+  std::int64_t rows_at = 0, sinks_at = 0, channels_at = 0, bias_at = 0;
 
   /// The number of kept sinks that the context does not have.
   std::int64_t own_sinks() const { return kept_sinks - context_sinks; }
