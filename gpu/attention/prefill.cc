@@ -133,7 +133,7 @@ class CudaPrefill final : public DevicePrefill {
       throw InvalidArgument("attend: the address of out must be a multiple of 8 bytes");
     }
     try {
-      take_step(step);
+      run_chunk(step);
     } catch (...) {
       // What was begun for this layer goes for nothing once it has ended: its rows are beyond those
       // that count. A device that fails here has lost what it was given.
@@ -159,7 +159,7 @@ class CudaPrefill final : public DevicePrefill {
     return cudaStreamSynchronize(out_) == cudaSuccess && computed && copied;
   }
 
-  void take_step(const AttentionStep& step) {
+  void run_chunk(const AttentionStep& step) {
     const auto user = static_cast<cudaStream_t>(step.stream);
     if (step.layer == first_layer_) begin_chunk(step.kv_count());
     const auto l = static_cast<std::size_t>(step.layer);
@@ -172,8 +172,8 @@ class CudaPrefill final : public DevicePrefill {
     // rows of this chunk.
     tiles_.after(rows_out_[static_cast<std::size_t>(shape_.row_layer_of(step.layer))]);
     reach_fault("prefill.rows");
-    const DeviceRows own = shape_.has_rows(step.layer) ? take_rows(step) : rows_behind(step);
-    take_queries(step);
+    const DeviceRows own = shape_.has_rows(step.layer) ? pack(step) : rows_behind(step);
+    round_queries(step);
     const PartialView partial{
         step.out,
         step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse),
@@ -356,7 +356,7 @@ class CudaPrefill final : public DevicePrefill {
   }
 
   /// All that a step has, before anything is written: out may be q.
-  void take_queries(const AttentionStep& step) {
+  void round_queries(const AttentionStep& step) {
     for (std::int64_t i = 0; i < query_form_count(shape_); ++i) {
       const ChunkPass of{static_cast<QueryForm>(i)};
       if (of.queries(step) == nullptr) continue;
@@ -384,7 +384,7 @@ class CudaPrefill final : public DevicePrefill {
   }
 
   /// Rounds k and v to rows, and begins their way to the store. Two slots take turns by layer.
-  DeviceRows take_rows(const AttentionStep& step) {
+  DeviceRows pack(const AttentionStep& step) {
     const auto l = static_cast<std::size_t>(step.layer);
     DeviceRows own;
     own.first = given_[l] + step.kv_first;

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(give_threads)
 
 }  // namespace
 
-void take_step(const StepInput& input, cudaStream_t stream) {
+void copy_in(const StepInput& input, cudaStream_t stream) {
   take_kernel<<<blocks_for(std::max(input.q_count, input.kv_count), block), block, 0, stream>>>(
       input);
   check_launch("the kernel that takes a step");

@@ -30,7 +30,7 @@ struct StepInput {
 
 /// Copies q, k and v to the host unless host_q is null, and rounds q to bf16. Asynchronous on the
 /// stream.
-void take_step(const StepInput& input, cudaStream_t stream);
+void copy_in(const StepInput& input, cudaStream_t stream);
 
 /// The partials of all heads of a step. A null `out` means no such partial.
 struct StepParts {

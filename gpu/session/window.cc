@@ -38,7 +38,7 @@ void CudaWindow::begin(cudaStream_t stream) {
   } else {
     inject_copy_delay(stream);
   }
-  take_step(taken, stream);
+  copy_in(taken, stream);
   if (!step_.copied_by_scan) step_.workspace->on_host.record(stream);
   const AttentionStep& given = step_.given;
   const std::int64_t rows = given.kv_count();

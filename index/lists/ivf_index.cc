@@ -40,7 +40,7 @@ struct ListSearch {
 
 /// Hands out the places of the k largest of these scores, or all where they are fewer.
 template <class Take>
-void take_best(const float* scores, std::int64_t count, std::int64_t k, const Take& take) {
+void keep_best(const float* scores, std::int64_t count, std::int64_t k, const Take& take) {
   const Scratch<TopKStream> keeper;
   keeper->reset(k);
   keeper->push(scores, count, 0);
@@ -120,7 +120,7 @@ class IvfIndex final : public ApproximateIndex {
       for (std::int64_t q = begin; q < end; ++q) {
         std::vector<std::int64_t>& proposed = found[static_cast<std::size_t>(q)];
         proposed.clear();
-        take_best(scores.data() + q * count, count, want, [&](std::int64_t row) {
+        keep_best(scores.data() + q * count, count, want, [&](std::int64_t row) {
           proposed.push_back(rows[static_cast<std::size_t>(row)]);
         });
       }
@@ -140,7 +140,7 @@ class IvfIndex final : public ApproximateIndex {
     parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t q = begin; q < end; ++q) {
         std::int64_t* next = lists.data() + q * count;
-        take_best(scores.data() + q * centroids.count, centroids.count, count,
+        keep_best(scores.data() + q * centroids.count, centroids.count, count,
                   [&](std::int64_t list) { *next++ = list; });
       }
     });

@@ -215,7 +215,7 @@ void ClusterIndex::gather() {
   });
 }
 
-void ClusterIndex::take_best(const float* scores, bool fewer,
+void ClusterIndex::keep_best(const float* scores, bool fewer,
                              std::span<const PositionRange> allowed, std::int64_t k,
                              std::vector<std::int64_t>* found, std::int64_t stride) const {
   const Scratch<TopKStream> keeper;
@@ -275,7 +275,7 @@ void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
   score_all(token.queries, token.heads, centroids(), clusters_at_a_time, scores->data());
   rank_not_numbers_last(*scores);
   for (std::int64_t h = 0; h < token.heads; ++h)
-    take_best(scores->data() + h * clusters(), false, {&allowed, 1}, k,
+    keep_best(scores->data() + h * clusters(), false, {&allowed, 1}, k,
               &found[static_cast<std::size_t>(h)], 1);
 }
 

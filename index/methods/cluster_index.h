@@ -78,7 +78,7 @@ class ClusterIndex : public RuleBasedIndex {
   /// Rows of the clusters that score highest, those of the best first: for each of some tokens up
   /// to k that it is allowed, found[t * stride]. scores: [clusters], none of them NaN. fewer:
   /// clusters that score -inf are left out, where else they come last.
-  void take_best(const float* scores, bool fewer, std::span<const PositionRange> allowed,
+  void keep_best(const float* scores, bool fewer, std::span<const PositionRange> allowed,
                  std::int64_t k, std::vector<std::int64_t>* found, std::int64_t stride) const;
   /// Likewise, of some clusters. False: others may have rows that are wanted.
   bool take_given(std::span<Scored> clusters, bool fewer, PositionRange allowed, std::int64_t k,

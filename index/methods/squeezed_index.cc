@@ -254,7 +254,7 @@ void SqueezedIndex::choose_together(const TokenHeads& first, std::span<const Pos
     if (bin_of(importance) >= thresholds.fine) importance = no_threshold;
   }
   for (std::int64_t h = 0; h < first.heads; ++h) {
-    take_best(workspace->fine.data() + h * clusters(), chooses_fewer(), allowed, k,
+    keep_best(workspace->fine.data() + h * clusters(), chooses_fewer(), allowed, k,
               &found[static_cast<std::size_t>(h)], first.heads);
   }
 }

@@ -360,7 +360,7 @@ void ContextBuilder::truncate(std::int64_t tokens) {
   const auto lock = s.device.compute()->lock();
   s.close();
   s.turn.layer = s.shape.first_attention();
-  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.states->take_back(layer, tokens);
+  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.states->roll_back(layer, tokens);
   s.queries.truncate(tokens);
 }
 

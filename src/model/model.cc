@@ -59,7 +59,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
   if (const std::string line = unread_warning(*checkpoint); !line.empty()) warn(line);
   if (!device.is_cuda()) return;
   checkpoint.reset();  // all is copied: the files' pages are not to count as this process's
-  keep(take_forward());
+  keep(borrow_forward());
 }
 
 void Model::Impl::check_reach(std::int64_t tokens) const {
@@ -114,7 +114,7 @@ void Model::Impl::check_weights() const {
   again->check_finite();
 }
 
-std::unique_ptr<Forward> Model::Impl::take_forward() const {
+std::unique_ptr<Forward> Model::Impl::borrow_forward() const {
   {
     const std::lock_guard lock(idle_mutex);
     if (!idle.empty()) {

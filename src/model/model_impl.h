@@ -71,7 +71,7 @@ struct Model::Impl {
 
   /// A forward pass for sessions; give it back with keep. Made at load on a device, where nothing
   /// is to be allocated later on (unless several threads generate at once).
-  std::unique_ptr<Forward> take_forward() const;
+  std::unique_ptr<Forward> borrow_forward() const;
   void keep(std::unique_ptr<Forward> forward) const;
 
   std::filesystem::path directory;

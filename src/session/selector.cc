@@ -27,7 +27,7 @@ void Selector::collect(std::int64_t query, std::int64_t k) {
 }
 
 /// Leaves the k best candidates, by position.
-void Selector::take_best(std::int64_t k) {
+void Selector::keep_best(std::int64_t k) {
   if (std::ssize(candidates_) > k) {
     std::nth_element(candidates_.begin(), candidates_.begin() + k, candidates_.end(), ranks_before);
     candidates_.resize(static_cast<std::size_t>(k));
@@ -50,7 +50,7 @@ void Selector::choose(std::int64_t k) {
   for (std::int64_t q = 0; q < queries; ++q) {
     candidates_.clear();
     collect(q, k);
-    take_best(k);
+    keep_best(k);
     float& ceiling = ceilings_[static_cast<std::size_t>(q)];
     ceiling = infinity;
     if (std::ssize(candidates_) == k)
@@ -83,7 +83,7 @@ void Selector::choose_shared(std::int64_t k, std::int64_t layer, std::int64_t kv
     candidates_.erase(std::unique(candidates_.begin(), candidates_.end(), same), candidates_.end());
     score_candidates(layer, kv_head, queries, first, softcap);
     all_.assign(candidates_.begin(), candidates_.end());
-    take_best(k);
+    keep_best(k);
     // Of the others the scores are known.
     const std::int64_t count = std::ssize(all_);
     auto taken = candidates_.begin();

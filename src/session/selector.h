@@ -64,7 +64,7 @@ class Selector {
 
  private:
   void collect(std::int64_t query, std::int64_t k);
-  void take_best(std::int64_t k);
+  void keep_best(std::int64_t k);
   void score_candidates(std::int64_t layer, std::int64_t kv_head, const QueryBlock& queries,
                         std::int64_t first, float softcap);
   void give(std::int64_t query);

@@ -94,7 +94,7 @@ void Session::State::roll_back(const Step& step) {
   core.times(step.layer()) = step.times_before;
   if (async_stepper) async_stepper->settle_without(step);
   try {
-    take_back(step.layer(), step.own_tokens_before);
+    roll_back(step.layer(), step.own_tokens_before);
   } catch (...) {  // which has marked it as failed
   }
 }
@@ -154,8 +154,8 @@ void Session::State::check_between_steps(std::string_view what) const {
   }
 }
 
-void Session::State::take_back(std::int64_t layer, std::int64_t count) {
-  core.own->take_back(layer, count);
+void Session::State::roll_back(std::int64_t layer, std::int64_t count) {
+  core.own->roll_back(layer, count);
   if (!core.shape.is_attention(layer)) return;
   own_codes.forget(layer);
   try {
@@ -330,7 +330,7 @@ void Session::truncate(std::int64_t own_tokens) {
   }
   s.core.own->check_reachable(own_tokens);
   for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
-    if (s.core.own->tokens(layer) > own_tokens) s.take_back(layer, own_tokens);
+    if (s.core.own->tokens(layer) > own_tokens) s.roll_back(layer, own_tokens);
   }
 }
 

@@ -81,7 +81,7 @@ void Session::resume(const Context& own_rows) {
   } catch (...) {
     for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
       try {
-        s.take_back(layer, 0);
+        s.roll_back(layer, 0);
       } catch (...) {  // which has marked it as failed
       }
     }

@@ -47,7 +47,7 @@ struct Session::State {
   /// Throws InvalidArgument when layers hold different numbers of tokens. what: the call.
   void check_between_steps(std::string_view what) const;
   /// Keeps the first `count` own tokens of a layer and forgets all later ones.
-  void take_back(std::int64_t layer, std::int64_t count);
+  void roll_back(std::int64_t layer, std::int64_t count);
   /// Before a step of the first layer of attention: makes codes of own rows, if there are enough.
   void code_own();
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.

@@ -132,7 +132,7 @@ void LayerStates::check_reachable(std::int64_t tokens) const {
       tokens, most));
 }
 
-void LayerStates::take_back(std::int64_t layer, std::int64_t tokens) {
+void LayerStates::roll_back(std::int64_t layer, std::int64_t tokens) {
   if (state(layer).size() > 0) return states_[static_cast<std::size_t>(layer)].truncate(tokens);
   rows_.shrink(layer, tokens);
 }

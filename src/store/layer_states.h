@@ -6,7 +6,7 @@
 //   grow by rows().extend.
 // - Recurrence: its state, and snapshots of earlier states. Tokens grow by advance.
 //
-// Contexts, sessions and their files treat all layers alike through this class: tokens, take_back,
+// Contexts, sessions and their files treat all layers alike through this class: tokens, roll_back,
 // copy_from, bytes, transfer_state. Rows can go back to any token, last rows to one whose window
 // they hold, and a state to a token whose state it still has, so `reachable` is asked first.
 //
@@ -105,7 +105,7 @@ class LayerStates {
   /// Throws InvalidArgument, with the tokens that can be gone back to, unless `tokens` can be.
   void check_reachable(std::int64_t tokens) const;
   /// Forgets a layer's tokens from number `tokens` on. REQUIRES: it can go back to them.
-  void take_back(std::int64_t layer, std::int64_t tokens);
+  void roll_back(std::int64_t layer, std::int64_t tokens);
   /// Copies all layers of `other`. REQUIRES: what RowStore::copy_from requires.
   void copy_from(const LayerStates& other);
   /// There will be no more tokens.

@@ -57,10 +57,10 @@ std::vector<Mode> modes() {
 }
 
 /// Gives a step to all layers; after a failure goes on as the mode says. give(layer) gives one
-/// layer its part, take_back() all layers what they had before the step. Returns the failures.
+/// layer its part, roll_back() all layers what they had before the step. Returns the failures.
 std::int64_t persist(std::int64_t layers, After after,
                      const std::function<void(std::int64_t)>& give,
-                     const std::function<void()>& take_back) {
+                     const std::function<void()>& roll_back) {
   std::int64_t failures = 0;
   for (std::int64_t l = 0; l < layers;) {
     try {
@@ -69,7 +69,7 @@ std::int64_t persist(std::int64_t layers, After after,
     } catch (const std::bad_alloc&) {
       ++failures;
       if (after == After::same_layer_again) continue;
-      take_back();
+      roll_back();
       l = 0;
     }
   }

@@ -270,7 +270,7 @@ Run add_info(CLI::App& app) {
   bind("--weights", flags->weights);
   bind("--json", flags->json);
   return [flags] {
-    take_model(flags->directory, flags->argument, "info");
+    resolve_model_flag(flags->directory, flags->argument, "info");
     if (is_context_file(flags->directory)) {
       print_context_info(flags->directory, flags->json);
       return 0;

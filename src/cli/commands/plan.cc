@@ -265,7 +265,7 @@ Run add_plan(CLI::App& app) {
   bind.all(flags->retrieval, flags->prefill);
   bind("--json", flags->json);
   return [flags] {
-    take_model(flags->directory, flags->argument, "plan");
+    resolve_model_flag(flags->directory, flags->argument, "plan");
     return run_plan(*flags);
   };
 }

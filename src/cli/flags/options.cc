@@ -85,7 +85,7 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
   return options;
 }
 
-void take_model(std::string& directory, const std::string& argument, const char* command) {
+void resolve_model_flag(std::string& directory, const std::string& argument, const char* command) {
   if (directory.empty()) {
     if (argument.empty()) throw UsageError(fmt::format("no model given: topkv {} DIR", command));
     directory = argument;

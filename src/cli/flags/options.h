@@ -118,7 +118,7 @@ void name_index(RetrievalFlags& flags, const AttentionShape& shape);
 
 /// Of a command that takes its model with -m or without, and needs no weights: puts where it is
 /// into `directory`. Throws UsageError when there is none, or both, and what find_model throws.
-void take_model(std::string& directory, const std::string& argument, const char* command);
+void resolve_model_flag(std::string& directory, const std::string& argument, const char* command);
 
 /// ModelConfig::load for a command that needs no weights, which it says where there is no model.
 ModelConfig described_model(const std::string& directory);

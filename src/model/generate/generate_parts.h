@@ -16,7 +16,8 @@ namespace topkv {
 /// A forward pass of the model, given back at the end.
 class ForwardLease {
  public:
-  explicit ForwardLease(const Model::Impl& model) : model_(model), forward_(model.take_forward()) {}
+  explicit ForwardLease(const Model::Impl& model)
+      : model_(model), forward_(model.borrow_forward()) {}
   ~ForwardLease() { model_.keep(std::move(forward_)); }
   ForwardLease(const ForwardLease&) = delete;  // gives back once
   ForwardLease& operator=(const ForwardLease&) = delete;
