@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "src/cli/commands.h"
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/command_line.h"
 #include "src/cli/flags/help.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/flags/suggest.h"
@@ -119,7 +119,7 @@ int run_app(int argc, const char* const* argv) {
     check_command(app, commands, words);
     if (commands.contains(words.front())) {
       name = words.front();
-      check_arguments(*app.get_subcommand(name), words.subspan(1));
+      check_command_line(*app.get_subcommand(name), words.subspan(1));
     }
     app.parse(argc, argv);
     return written(commands.at(name)());

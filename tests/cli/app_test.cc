@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "src/cli/commands.h"
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/command_line.h"
 #include "src/cli/flags/help.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "tests/support/temp_directory.h"
@@ -54,7 +54,7 @@ TEST(Arguments, EveryFlagWithAValueTellsWhatItExpects) {
                                                     {empty.c_str()},
                                                     {flag.c_str(), "--device", "cpu"}}) {
         if (flag == "--device" && words.size() == 3) continue;
-        expect_error<UsageError>([&] { check_arguments(command, words); }, flag + ": ",
+        expect_error<UsageError>([&] { check_command_line(command, words); }, flag + ": ",
                                  {"expected " + option->get_description()});
       }
     }
@@ -65,14 +65,14 @@ TEST(Arguments, AreWhatCli11WillTakeThemFor) {
   CLI::App app("topkv");
   add_generate(app);
   const CLI::App& command = *app.get_subcommands({}).front();
-  const auto taken = [&](std::vector<const char*> words) { check_arguments(command, words); };
+  const auto taken = [&](std::vector<const char*> words) { check_command_line(command, words); };
   taken({"-m", "dir", "-p", "-nice", "--json"});
   taken({"-mdir", "--prompt=--ctx", "-f", "-", "-f", "b", "--seed", "-1"});  // -1: parse_seed's
   taken({"--help", "--nonsense"});
   taken({"-m", "dir", "-p", "- a list", "-t4"});
   const auto refused = [&](std::vector<const char*> words, const std::string& start,
                            const std::vector<std::string_view>& parts) {
-    expect_error<UsageError>([&] { check_arguments(command, words); }, start, parts);
+    expect_error<UsageError>([&] { check_command_line(command, words); }, start, parts);
   };
   refused({"-m", "a", "-m", "b", "-p", "x"}, "-m: given twice", {"'a'", "'b'", "once"});
   refused({"-m", "a", "--model=b", "-p", "x"}, "--model: given twice", {});

@@ -44,8 +44,8 @@ std::shared_ptr<const Context> context_of(const AttentionShape& shape, std::int6
   return builder.freeze();
 }
 
-BenchPlan small_plan() {
-  BenchPlan plan;
+BenchOptions small_plan() {
+  BenchOptions plan;
   plan.name = "small";
   plan.shape = small;
   plan.all_layers = 5;
@@ -192,7 +192,7 @@ TEST(AttentionMass, IsNotToldWhenWindowAndSinksAreEverything) {
 
 TEST(BenchDecode, StepsSeveralSessionsTogether) {
   Silent silent;
-  BenchPlan plan = small_plan();
+  BenchOptions plan = small_plan();
   plan.sessions = {1, 3};
   plan.rows[1] = plan.rows[0];
   const BenchReport report = run_bench_decode(plan, {}, silent.bar);
@@ -256,7 +256,7 @@ TEST(BenchDecode, ItsTablesFitTheWidthAndLoseNothing) {
 }
 
 TEST(BenchDecode, AFloorThatDoesNotApplyIsNull) {
-  BenchPlan plan = small_plan();
+  BenchOptions plan = small_plan();
   plan.rows.resize(1);
   plan.rows.front().dense_layers = 3;
   Silent silent;
@@ -283,7 +283,7 @@ TEST(BenchDecode, PartsOfATokenSumUpToItsMean) {
 }
 
 TEST(BenchDecode, CountsDenseLayersAsRowsAndNotAsSearches) {
-  BenchPlan plan = small_plan();
+  BenchOptions plan = small_plan();
   plan.rows.resize(1);
   plan.rows.front().dense_layers = 3;
   Silent silent;
@@ -310,7 +310,7 @@ TEST(BenchPrefill, CountsTheRowsThatEachQuerySees) {
 }
 
 TEST(BenchPrefill, AtTheEndOfAContextTimesItsLastChunk) {
-  BenchPlan plan = small_plan();
+  BenchOptions plan = small_plan();
   plan.last_chunk = true;
   plan.attention.resize(1);
   Silent silent;

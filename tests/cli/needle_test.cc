@@ -25,7 +25,7 @@ NeedleFlags flags_of(const std::string& words) {
 }
 
 TEST(NeedleStyles, AnUnknownStyleNamesTheChoicesAndTheNearest) {
-  EXPECT_EQ(make_plan(flags_of("--needle uuid")).grid.task.style(), NeedleStyle::uuid);
+  EXPECT_EQ(make_options(flags_of("--needle uuid")).grid.task.style(), NeedleStyle::uuid);
   expect_error<UsageError>([] { flags_of("--needle numbr"); },
                            "--needle: ", {"numbr", "passkey", "did you mean number?"});
 }
@@ -36,8 +36,8 @@ TEST(NeedleHaystacks, AnUnknownOneNamesTheFlagAndTheNearest) {
 }
 
 TEST(NeedleLengths, AreTheContextsOrCountLikeRulers) {
-  EXPECT_EQ(make_plan(flags_of("")).grid.context_room(4096, 40), 4096);
-  const NeedleGrid grid = make_plan(flags_of("--ruler-length")).grid;
+  EXPECT_EQ(make_options(flags_of("")).grid.context_room(4096, 40), 4096);
+  const NeedleGrid grid = make_options(flags_of("--ruler-length")).grid;
   EXPECT_EQ(grid.context_room(4096, 40), 4096 - 40 - 128);
   expect_error<InvalidArgument>([&] { grid.context_room(168, 40); }, "-c: 168 tokens",
                                 {"--ruler-length", "128"});
@@ -46,7 +46,7 @@ TEST(NeedleLengths, AreTheContextsOrCountLikeRulers) {
 Json settings_of(const std::string& words) {
   NeedleFlags flags = flags_of(words);
   flags.model.directory = "models/caf\xe9";
-  return configuration(flags, make_plan(flags), 2, "host");
+  return configuration(flags, make_options(flags), 2, "host");
 }
 
 TEST(NeedleSettings, AreTheSameInAnySpelling) {

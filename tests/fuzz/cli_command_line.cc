@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/cli/commands.h"
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/command_line.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "tests/fuzz/target.h"
 
@@ -35,7 +35,7 @@ FUZZ_TARGET(cli_command_line)(const std::uint8_t* data, std::size_t size) {
   for (const std::string& word : words) given.push_back(word.c_str());
   try {
     fuzz::accepts([&] {
-      cli::check_arguments(*app.get_subcommand(words.front()), std::span(given).subspan(2));
+      cli::check_command_line(*app.get_subcommand(words.front()), std::span(given).subspan(2));
       app.parse(static_cast<int>(given.size()), given.data());
     });
   } catch (const cli::UsageError&) {

@@ -19,13 +19,14 @@ namespace topkv::cli {
 namespace {
 
 int run_bench(const BenchFlags& flags, const CLI::App& command) {
-  const BenchPlan plan = bench_plan(flags, command);
+  const BenchOptions bench_options = make_options(flags, command);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
-  const BenchReport report = flags.what == "decode" ? run_bench_decode(plan, device, progress)
-                                                    : run_bench_prefill(plan, device, progress);
+  const BenchReport report = flags.what == "decode"
+                                 ? run_bench_decode(bench_options, device, progress)
+                                 : run_bench_prefill(bench_options, device, progress);
   progress.finish();
   if (!flags.json) {
     fmt::print("{}", bench_text(report, flags.profile, line_width(stdout)));

@@ -157,41 +157,45 @@ double DecodeResult::quantile(double part) const {
   return sorted.empty() ? 0 : sorted[std::max<std::size_t>(rank, 1) - 1];
 }
 
-BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, ProgressBar& progress) {
+BenchReport run_bench_decode(const BenchOptions& bench_options, const Device& device,
+                             ProgressBar& progress) {
   BenchReport report;
   report.what = "decode";
-  report.plan = plan;
+  report.bench_options = bench_options;
   report.device = device;
   // Says whether the rows of context and session fit together, before any is made.
-  ContextBuilder(plan.shape, {.capacity = plan.context + plan.after + plan.tokens,
-                              .memory_budget = plan.memory_budget});
-  ContextBuilder builder(plan.shape,
-                         {.capacity = plan.context, .memory_budget = plan.memory_budget}, device);
+  ContextBuilder(bench_options.shape,
+                 {.capacity = bench_options.context + bench_options.after + bench_options.tokens,
+                  .memory_budget = bench_options.memory_budget});
+  ContextBuilder builder(
+      bench_options.shape,
+      {.capacity = bench_options.context, .memory_budget = bench_options.memory_budget}, device);
   builder.reserve(0, 1);  // rows lie as a prefill of this device leaves them
-  const std::vector<BenchLayer> layers = bench_layers(plan.shape, plan.seed);
+  const std::vector<BenchLayer> layers = bench_layers(bench_options.shape, bench_options.seed);
   const Stopwatch rows;
-  append_rows(builder, layers, plan.context, progress.callback("rows"));
+  append_rows(builder, layers, bench_options.context, progress.callback("rows"));
   report.rows_seconds = rows.seconds();
   const std::shared_ptr<const Context> plain = builder.freeze();
   report.rows_bytes = plain->memory().rows_bytes;
-  const RetrievalOptions& any = plan.rows.front();
+  const RetrievalOptions& any = bench_options.rows.front();
   report.mass = attention_mass(*plain, layers, {64, 1024}, any.sinks, any.window);
   stop_if_interrupted();
   report.read_bandwidth = read_bandwidth();
 
   std::shared_ptr<const Context> context = plain;
   double build_seconds = 0;
-  for (std::size_t i = 0; i < plan.rows.size(); ++i) {
-    const RetrievalOptions& options = plan.rows[i];
-    if (i == 0 || options.index != plan.rows[i - 1].index) {  // ks of one index share it
+  for (std::size_t i = 0; i < bench_options.rows.size(); ++i) {
+    const RetrievalOptions& options = bench_options.rows[i];
+    if (i == 0 || options.index != bench_options.rows[i - 1].index) {  // ks of one index share it
       const Stopwatch build;
       context = plain->ready_for(options, progress.index_callback(options.index), device);
       build_seconds = context == plain ? 0 : build.seconds();
     }
-    const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";
-    DecodeResult result = measure(context, layers, options, plan.sessions[i], device, plan.after,
-                                  plan.tokens, progress.callback(title));
-    result.k = plan.ks[i];
+    const std::string title = "decode (" + options.index + ", top " + bench_options.ks[i] + ")";
+    DecodeResult result =
+        measure(context, layers, options, bench_options.sessions[i], device, bench_options.after,
+                bench_options.tokens, progress.callback(title));
+    result.k = bench_options.ks[i];
     result.index_bytes = context->memory().index_bytes - plain->memory().index_bytes;
     result.build_seconds = build_seconds;
     report.decode.push_back(std::move(result));

@@ -75,27 +75,29 @@ class Chunks {
   std::int64_t given_;
 };
 
-PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& layers,
+PrefillResult measure(const BenchOptions& bench_options, const std::vector<BenchLayer>& layers,
                       const PrefillAttention& attention, BenchReport& report,
                       ProgressBar& progress) {
   PrefillResult result;
   result.mode = attention.mode;
   const std::int64_t wanted =
-      plan.chunk > 0 ? plan.chunk : report.device.compute()->prefill_chunk();
-  const std::int64_t chunk = std::min(wanted, plan.context);
-  report.plan.chunk = chunk;
-  result.tokens = plan.last_chunk ? chunk : plan.context;
+      bench_options.chunk > 0 ? bench_options.chunk : report.device.compute()->prefill_chunk();
+  const std::int64_t chunk = std::min(wanted, bench_options.context);
+  report.bench_options.chunk = chunk;
+  result.tokens = bench_options.last_chunk ? chunk : bench_options.context;
   // One chunk more before the last one warms up: libraries choose and load their kernels then.
-  const std::int64_t warm_up = plan.last_chunk && plan.context >= 2 * chunk ? chunk : 0;
-  const std::int64_t before = plan.context - result.tokens - warm_up;
-  ContextBuilder builder(
-      plan.shape,
-      {.capacity = plan.context, .attention = attention, .memory_budget = plan.memory_budget},
-      report.device);
+  const std::int64_t warm_up =
+      bench_options.last_chunk && bench_options.context >= 2 * chunk ? chunk : 0;
+  const std::int64_t before = bench_options.context - result.tokens - warm_up;
+  ContextBuilder builder(bench_options.shape,
+                         {.capacity = bench_options.context,
+                          .attention = attention,
+                          .memory_budget = bench_options.memory_budget},
+                         report.device);
   const Stopwatch rows;
   append_rows(builder, layers, before, progress.callback("rows"));
   report.rows_seconds += rows.seconds();
-  builder.reserve(plan.context, chunk);
+  builder.reserve(bench_options.context, chunk);
   Chunks chunks(builder, layers.front(), attention, chunk);
   const ProgressFn told = progress.callback(attention.mode == Prefill::dense ? "dense" : "window");
   if (warm_up > 0) {
@@ -114,14 +116,15 @@ PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& laye
 
 }  // namespace
 
-BenchReport run_bench_prefill(const BenchPlan& plan, const Device& device, ProgressBar& progress) {
+BenchReport run_bench_prefill(const BenchOptions& bench_options, const Device& device,
+                              ProgressBar& progress) {
   BenchReport report;
   report.what = "prefill";
-  report.plan = plan;
+  report.bench_options = bench_options;
   report.device = device;
-  const std::vector<BenchLayer> layers = bench_layers(plan.shape, plan.seed);
-  for (const PrefillAttention& attention : plan.attention) {
-    report.prefill.push_back(measure(plan, layers, attention, report, progress));
+  const std::vector<BenchLayer> layers = bench_layers(bench_options.shape, bench_options.seed);
+  for (const PrefillAttention& attention : bench_options.attention) {
+    report.prefill.push_back(measure(bench_options, layers, attention, report, progress));
   }
   report.read_bandwidth = read_bandwidth();
   return report;

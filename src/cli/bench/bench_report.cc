@@ -159,19 +159,19 @@ Json layer_json(const StepTimes& times, std::int64_t tokens) {
 }
 
 Json common_json(const BenchReport& report) {
-  const BenchPlan& plan = report.plan;
+  const BenchOptions& bench_options = report.bench_options;
   Json json;
   json["bench"] = report.what;
-  json["shape"] = plan.name;
-  json["layers"] = plan.all_layers;
-  json["measured_layers"] = plan.shape.layers;
-  json["q_heads"] = plan.shape.q_heads;
-  json["kv_heads"] = plan.shape.kv_heads;
-  json["head_dim"] = plan.shape.head_dim;
-  json["context_tokens"] = plan.context;
+  json["shape"] = bench_options.name;
+  json["layers"] = bench_options.all_layers;
+  json["measured_layers"] = bench_options.shape.layers;
+  json["q_heads"] = bench_options.shape.q_heads;
+  json["kv_heads"] = bench_options.shape.kv_heads;
+  json["head_dim"] = bench_options.shape.head_dim;
+  json["context_tokens"] = bench_options.context;
   json["device"] = report.device.name();
   if (report.device.is_cuda()) json["device_peak_bytes"] = report.device.memory().peak;
-  json["seed"] = plan.seed;
+  json["seed"] = bench_options.seed;
   json["rows_bytes"] = report.rows_bytes;
   json["rows_seconds"] = report.rows_seconds;
   json["read_bytes_per_second"] = report.read_bandwidth;
@@ -195,16 +195,16 @@ void add_columns(Json& json, const std::vector<Column<Result>>& columns, const R
 }
 
 std::string heading(const BenchReport& report, std::size_t width) {
-  const BenchPlan& plan = report.plan;
+  const BenchOptions& bench_options = report.bench_options;
   const auto paragraph = [&](const std::string& line) { return labelled("", line, width, 0); };
-  std::string text =
-      paragraph(fmt::format("{}: {} layers, {} query heads, {} KV heads, head dim {}; {} tokens",
-                            plan.name, plan.all_layers, plan.shape.q_heads, plan.shape.kv_heads,
-                            plan.shape.head_dim, format_grouped(plan.context)));
-  if (plan.shape.layers < plan.all_layers) {
+  std::string text = paragraph(fmt::format(
+      "{}: {} layers, {} query heads, {} KV heads, head dim {}; {} tokens", bench_options.name,
+      bench_options.all_layers, bench_options.shape.q_heads, bench_options.shape.kv_heads,
+      bench_options.shape.head_dim, format_grouped(bench_options.context)));
+  if (bench_options.shape.layers < bench_options.all_layers) {
     text += paragraph(
         fmt::format("only the first {} of {} layers are measured: all figures are of these",
-                    plan.shape.layers, plan.all_layers));
+                    bench_options.shape.layers, bench_options.all_layers));
   }
   text += paragraph(fmt::format("{}; host memory is read at {:.1f} GB/s", report.device.name(),
                                 report.read_bandwidth / 1e9));
@@ -236,12 +236,12 @@ std::string bench_text(const BenchReport& report, bool profile, std::size_t widt
       "ms per step: the median of {} steps after {}, and what their mean consists of. Floors: "
       "bytes "
       "of keys that exact search reads, and of rows that query heads attend, at the rate above",
-      report.plan.tokens, report.plan.after);
-  text += "\n" + labelled("", note + asked_for(report.plan.rows.front()), width, 0);
+      report.bench_options.tokens, report.bench_options.after);
+  text += "\n" + labelled("", note + asked_for(report.bench_options.rows.front()), width, 0);
   for (const DecodeResult& result : report.decode) {
     if (!profile) continue;
     text += fmt::format("\n{}, top {}: {}", result.index, result.k,
-                        profile_table(result.layer_times, report.plan.tokens, 0, width));
+                        profile_table(result.layer_times, report.bench_options.tokens, 0, width));
   }
   return text;
 }
@@ -251,13 +251,13 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
   for (const PrefillResult& result : report.prefill) {
     Json json = common_json(report);
     json["prefill"] = names_of(result).front();
-    json["chunk"] = report.plan.chunk;
+    json["chunk"] = report.bench_options.chunk;
     add_columns(json, prefill_columns(), result, report);
     lines.push_back(std::move(json));
   }
   for (std::size_t i = 0; i < report.decode.size(); ++i) {
     const DecodeResult& result = report.decode[i];
-    const RetrievalOptions& options = report.plan.rows[i];
+    const RetrievalOptions& options = report.bench_options.rows[i];
     Json json = common_json(report);
     json["index"] = result.index;
     json["kv_topk"] = result.k;
@@ -270,7 +270,7 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     if (options.host_search) json["kv_host_search"] = true;
     json["kv_dense_layers"] = options.dense_layers;
     add_columns(json, decode_columns(), result, report);
-    json["after"] = report.plan.after;
+    json["after"] = report.bench_options.after;
     json["token_seconds"] = result.token_seconds;
     for (const AttentionMass& mass : report.mass) {
       json["attention_mass"].push_back({{"kind", name_of(mass.kind)},
@@ -280,7 +280,7 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     }
     if (profile) {
       for (const StepTimes& times : result.layer_times) {
-        json["layer_seconds"].push_back(layer_json(times, report.plan.tokens));
+        json["layer_seconds"].push_back(layer_json(times, report.bench_options.tokens));
       }
     }
     lines.push_back(std::move(json));

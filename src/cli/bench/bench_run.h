@@ -47,7 +47,7 @@ struct PrefillResult {
 
 struct BenchReport {
   std::string what;  ///< "decode" or "prefill"
-  BenchPlan plan;
+  BenchOptions bench_options;
   Device device;
   std::int64_t rows_bytes = 0;
   double rows_seconds = 0;    ///< that making the rows took
@@ -57,7 +57,9 @@ struct BenchReport {
   std::vector<PrefillResult> prefill;
 };
 
-BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, ProgressBar& progress);
-BenchReport run_bench_prefill(const BenchPlan& plan, const Device& device, ProgressBar& progress);
+BenchReport run_bench_decode(const BenchOptions& bench_options, const Device& device,
+                             ProgressBar& progress);
+BenchReport run_bench_prefill(const BenchOptions& bench_options, const Device& device,
+                              ProgressBar& progress);
 
 }  // namespace topkv::cli

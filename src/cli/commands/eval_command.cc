@@ -12,7 +12,7 @@
 #include "src/cli/commands/load_model.h"
 #include "src/cli/flags/bind.h"
 #include "src/cli/flags/eval_options.h"
-#include "src/cli/flags/run_settings.h"
+#include "src/cli/flags/run_config.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/report.h"
 #include "src/cli/terminal/terminal.h"
@@ -86,15 +86,15 @@ void check_memory(const EvalFlags& flags, const ModelConfig& config, std::int64_
 
 int run_eval(const EvalFlags& flags) {
   catch_interrupts();
-  const EvalSettings settings = make_settings(flags);
+  const EvalOptions options = make_options(flags);
   const ModelConfig config = ModelConfig::load(flags.model.directory);
   EvalPlan plan;
   plan.methods = make_methods(flags, config);
-  plan.lengths = settings.lengths;
-  plan.budgets = settings.budgets;
-  plan.samples = settings.samples;
-  plan.all_questions = settings.all_questions;
-  plan.seed = settings.seed;
+  plan.lengths = options.lengths;
+  plan.budgets = options.budgets;
+  plan.samples = options.samples;
+  plan.all_questions = options.all_questions;
+  plan.seed = options.seed;
   plan.prefill = prefill_options(flags.prefill, flags.retrieval);
   for (const Method& method : plan.methods) {
     plan.prefill.keep_queries = plan.prefill.keep_queries || learns_queries(method.options.index);
@@ -103,19 +103,19 @@ int run_eval(const EvalFlags& flags) {
   plan.version = version();
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
-  const Json run_settings =
-      configuration(flags, settings, plan.methods, threads.threads(), device.name());
-  EvalDirectory directory(flags.output.empty() ? default_eval_directory(run_settings)
+  const Json run_config =
+      configuration(flags, options, plan.methods, threads.threads(), device.name());
+  EvalDirectory directory(flags.output.empty() ? default_eval_directory(run_config)
                                                : std::filesystem::path(flags.output),
-                          run_settings, flags.fresh);
+                          run_config, flags.fresh);
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
-  check_memory(flags, config, settings.lengths.back(), plan.methods, device);
+  check_memory(flags, config, options.lengths.back(), plan.methods, device);
   const Tokenizer& tokenizer = model.tokenizer();
-  plan.tasks = make_eval_tasks(settings.tasks,
+  plan.tasks = make_eval_tasks(options.tasks,
                                {[&](std::string_view text) { return tokenizer.encode(text); },
                                 serve::beginning_tokens(tokenizer)},
-                               settings.sources);
+                               options.sources);
   const ProgressFn report = progress.callback("eval");
   EvalRun run(
       model, plan, directory,

@@ -37,7 +37,7 @@ namespace {
 
 struct FidelityFlags {
   ModelFlags model;
-  ChoiceFlags compared;
+  GridFlags compared;
   PrefillFlags prefill;
   std::int64_t context = 0;
   std::string questions;
@@ -244,7 +244,7 @@ int run_fidelity(FidelityFlags flags) {
   check_haystack_flag(flags.haystack);
   const std::vector<double> depths = parse_depths("--questions", flags.questions);
   const ModelConfig config = ModelConfig::load(flags.model.directory);
-  const std::vector<RetrievalFlags> chosen = choices(flags.compared, flags.model, config);
+  const std::vector<RetrievalFlags> chosen = grid_points(flags.compared, flags.model, config);
   constexpr std::int64_t probe_room = 512;  // tokens, with those of the sessions beside
   const std::vector<std::string> dtypes = with_reference(flags.dtypes);
   flags.prefill.dtype = dtypes.front();
@@ -272,7 +272,7 @@ int run_fidelity(FidelityFlags flags) {
     if (std::ranges::find(flags.dtypes, dtype) == flags.dtypes.end()) continue;
     const std::size_t first = settings.size();
     for (const RetrievalFlags& retrieval : chosen) {
-      context = with_choice(context, retrieval, model, progress);
+      context = with_retrieval(context, retrieval, model, progress);
       settings.push_back({.options = retrieval_options(retrieval, config.attention.layers,
                                                        retrieval.indices.front(), 1),
                           .k = retrieval.k});

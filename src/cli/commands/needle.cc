@@ -1,4 +1,4 @@
-// `topkv needle`: flags to plan, the run, and what is shown of it.
+// `topkv needle`: flags to options, the run, and what is shown of it.
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include "src/cli/commands/load_model.h"
 #include "src/cli/flags/bind.h"
 #include "src/cli/flags/needle_options.h"
-#include "src/cli/flags/run_settings.h"
+#include "src/cli/flags/run_config.h"
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/profile.h"
 #include "src/cli/terminal/report.h"
@@ -29,7 +29,7 @@
 namespace topkv::cli {
 namespace {
 
-std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
+std::string settings_line(const NeedleFlags& flags, const NeedleOptions& options,
                           const std::vector<std::string>& indices) {
   const RetrievalFlags& kv = flags.retrieval;
   std::string text =
@@ -43,8 +43,8 @@ std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
   if (const double heat = sampling_options(flags.sampling).temperature; heat > 0) {
     text += fmt::format("; temperature {:g}", heat);
   }
-  if (plan.grid.ruler_length) text += "; lengths as RULER counts them";
-  return fmt::format("{}; haystack {}", text, printable(plan.grid.haystack));
+  if (options.grid.ruler_length) text += "; lengths as RULER counts them";
+  return fmt::format("{}; haystack {}", text, printable(options.grid.haystack));
 }
 
 void print_report(const std::vector<EvalResult>& cells, const Grid& grid,
@@ -91,13 +91,13 @@ void print_score(const std::vector<EvalResult>& cells, std::int64_t not_run) {
 }
 
 // Shows all that the directory holds, of this run and earlier ones.
-void finish(const NeedleFlags& flags, const NeedlePlan& plan, const EvalDirectory& directory,
+void finish(const NeedleFlags& flags, const NeedleOptions& options, const EvalDirectory& directory,
             std::int64_t missing) {
   const auto indices = directory.configuration().at("kv_index").get<std::vector<std::string>>();
   const auto lengths = directory.configuration().at("lengths").get<std::vector<std::int64_t>>();
   const std::vector<EvalResult> cells = in_grid_order(directory.results(), indices);
-  const Grid grid = make_grid(cells, lengths, plan.grid.depths, indices);
-  const std::string settings = settings_line(flags, plan, indices);
+  const Grid grid = make_grid(cells, lengths, options.grid.depths, indices);
+  const std::string settings = settings_line(flags, options, indices);
   write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
   const std::string title = fmt::format("Needles found by {}", model_name(flags.model));
   const std::string picture = svg_heatmap(grid, title, settings);
@@ -121,19 +121,19 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const EvalDirector
 }
 
 /// The grid as an evaluation: one task, and a method for each index.
-EvalPlan eval_plan(const NeedleFlags& flags, const NeedlePlan& plan, const Model& model,
+EvalPlan eval_plan(const NeedleFlags& flags, const NeedleOptions& options, const Model& model,
                    const TaskTokens& tokens) {
-  EvalPlan eval{.tasks = {needle_grid_task(tokens, plan.grid)},
-                .lengths = plan.lengths,
+  EvalPlan eval{.tasks = {needle_grid_task(tokens, options.grid)},
+                .lengths = options.lengths,
                 .all_questions = true,
-                .seed = plan.grid.seed,
+                .seed = options.grid.seed,
                 .prefill = prefill_options(flags.prefill, flags.retrieval),
                 .sampling = sampling_options(flags.sampling),
                 .recall = flags.recall,
                 .methods_flag = "--kv-index",
                 .version = version()};
   const std::int64_t layers = model.config().attention.layers;
-  for (const std::string& index : plan.indices) {
+  for (const std::string& index : options.indices) {
     eval.methods.push_back({.name = index,
                             .options = retrieval_options(flags.retrieval, layers, index, 1),
                             .budgets = false,
@@ -158,10 +158,10 @@ struct Profile {
   }
 };
 
-void note_finished_cells(const EvalDirectory& directory, const NeedlePlan& plan,
+void note_finished_cells(const EvalDirectory& directory, const NeedleOptions& options,
                          std::int64_t missing, ProgressBar& progress) {
   const std::int64_t total =
-      std::ssize(plan.lengths) * std::ssize(plan.grid.depths) * std::ssize(plan.indices);
+      std::ssize(options.lengths) * std::ssize(options.grid.depths) * std::ssize(options.indices);
   if (missing == total) return;
   progress.note(fmt::format("{}: {} of {} cells are finished",
                             printable(directory.file("").parent_path().string()), total - missing,
@@ -170,30 +170,30 @@ void note_finished_cells(const EvalDirectory& directory, const NeedlePlan& plan,
 
 int run_needle(NeedleFlags flags) {
   catch_interrupts();
-  NeedlePlan plan = make_plan(flags);
+  NeedleOptions options = make_options(flags);
   const ModelConfig config = check_model(flags.model, flags.retrieval);
-  plan.indices = flags.retrieval.indices;
-  check_rows(config.attention, plan.lengths.back() + plan.grid.predict + 1,
+  options.indices = flags.retrieval.indices;
+  check_rows(config.attention, options.lengths.back() + options.grid.predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
-  const Json settings = configuration(flags, plan, threads.threads(), device.name());
-  EvalDirectory directory(flags.output.empty() ? default_eval_directory(settings, cells_format())
+  const Json run_config = configuration(flags, options, threads.threads(), device.name());
+  EvalDirectory directory(flags.output.empty() ? default_eval_directory(run_config, cells_format())
                                                : std::filesystem::path(flags.output),
-                          settings, flags.fresh, cells_format());
-  for (std::string& index : plan.indices) {
+                          run_config, flags.fresh, cells_format());
+  for (std::string& index : options.indices) {
     index = spelled_in(directory.configuration().at("kv_index"), index);
   }
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
-  check_indices(device, config.attention, flags.retrieval, plan.lengths.back());
+  check_indices(device, config.attention, flags.retrieval, options.lengths.back());
   const TaskTokens tokens{[&](std::string_view text) { return model.tokenizer().encode(text); },
                           serve::beginning_tokens(model.tokenizer())};
-  const EvalPlan eval = eval_plan(flags, plan, model, tokens);
+  const EvalPlan eval = eval_plan(flags, options, model, tokens);
   // Recall is measured in a second session beside the first.
   check_rows(config.attention,
-             plan.lengths.back() + eval.tasks.front().beyond + 1 +
-                 (flags.recall ? plan.grid.question_tokens(tokens) + 1 : 0),
+             options.lengths.back() + eval.tasks.front().beyond + 1 +
+                 (flags.recall ? options.grid.question_tokens(tokens) + 1 : 0),
              eval.prefill);
   Profile profile;
   EvalRun run(model, eval, directory,
@@ -203,7 +203,7 @@ int run_needle(NeedleFlags flags) {
                                const Answer& answer) { profile.add(session, answer); }});
   int status = 0;
   try {
-    note_finished_cells(directory, plan, run.missing(), progress);
+    note_finished_cells(directory, options, run.missing(), progress);
     run.check();
     run.run();
     if (flags.profile) {
@@ -217,7 +217,7 @@ int run_needle(NeedleFlags flags) {
   }
   progress.finish();
   if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
-  if (status == 0 || !directory.results().empty()) finish(flags, plan, directory, run.missing());
+  if (status == 0 || !directory.results().empty()) finish(flags, options, directory, run.missing());
   return status;
 }
 

@@ -33,7 +33,7 @@ namespace {
 
 struct PerplexityFlags {
   ModelFlags model;
-  ChoiceFlags compared;
+  GridFlags compared;
   PrefillFlags prefill;
   std::vector<std::string> files;
   std::int64_t context = 0;
@@ -139,7 +139,7 @@ int run_perplexity(PerplexityFlags flags) {
   const std::int64_t length = flags.context;
   const std::int64_t scored = flags.score;
   const ModelConfig config = ModelConfig::load(flags.model.directory);
-  const std::vector<RetrievalFlags> chosen = choices(flags.compared, flags.model, config);
+  const std::vector<RetrievalFlags> chosen = grid_points(flags.compared, flags.model, config);
   const PrefillOptions options = prefill_options(flags.prefill, flags.compared.retrieval);
   check_rows(config.attention, length + scored, options);
   check_output(flags);
@@ -175,7 +175,7 @@ int run_perplexity(PerplexityFlags flags) {
     std::shared_ptr<const Context> context =
         model.prefill(std::span(piece).first(read), options, progress.callback("prefill"));
     for (const RetrievalFlags& choice : chosen)
-      context = with_choice(context, choice, model, progress);
+      context = with_retrieval(context, choice, model, progress);
     run.add(context, std::span(piece).subspan(read), [&](std::int64_t fed) {
       progress_of_score({"score", "tokens", done + fed, total});
     });

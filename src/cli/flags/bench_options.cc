@@ -33,9 +33,9 @@ void check_differ(const char* flag, const std::vector<T>& values) {
 }
 
 // What can be known of them without the shape.
-void check_decode(const BenchFlags& flags, BenchPlan& plan) {
-  plan.tokens = flags.tokens;
-  plan.after = flags.after;
+void check_decode(const BenchFlags& flags, BenchOptions& options) {
+  options.tokens = flags.tokens;
+  options.after = flags.after;
   check_tail(flags.retrieval.tail);
   check_differ("--sessions", flags.sessions);
   check_differ("--kv-topk", flags.ks);
@@ -46,29 +46,29 @@ void check_decode(const BenchFlags& flags, BenchPlan& plan) {
   }
 }
 
-void plan_decode(const BenchFlags& flags, BenchPlan& plan) {
+void plan_decode(const BenchFlags& flags, BenchOptions& options) {
   for (const std::string& index : flags.retrieval.indices) {
     for (const std::string& k : flags.ks) {
       RetrievalFlags retrieval = flags.retrieval;
       retrieval.k = k;
       for (const std::int64_t sessions : flags.sessions) {
-        plan.rows.push_back(
-            retrieval_options(retrieval, plan.shape.layers, index, plan.after + plan.tokens));
-        plan.ks.push_back(k);
-        plan.sessions.push_back(sessions);
+        options.rows.push_back(retrieval_options(retrieval, options.shape.layers, index,
+                                                 options.after + options.tokens));
+        options.ks.push_back(k);
+        options.sessions.push_back(sessions);
       }
     }
   }
 }
 
-void plan_prefill(const BenchFlags& flags, BenchPlan& plan) {
-  plan.chunk = flags.prefill.chunk.value_or(0);
-  plan.last_chunk = flags.at.has_value();
+void plan_prefill(const BenchFlags& flags, BenchOptions& options) {
+  options.chunk = flags.prefill.chunk.value_or(0);
+  options.last_chunk = flags.at.has_value();
   std::vector<std::string> modes = flags.modes;
   if (modes.empty()) modes = {"dense", "window"};
   check_differ("--prefill", modes);
   for (const std::string& mode : modes) {
-    plan.attention.push_back(
+    options.attention.push_back(
         {mode == "dense" ? Prefill::dense : Prefill::window, flags.prefill.window});
   }
 }
@@ -81,7 +81,7 @@ void bind_flags(CLI::App& command, BenchFlags& flags) {
   bind.all(flags);
 }
 
-BenchPlan bench_plan(BenchFlags flags, const CLI::App& command) {
+BenchOptions make_options(BenchFlags flags, const CLI::App& command) {
   const std::vector<FlagGroup>& groups = help_of("bench").groups;  // rows, decode, prefill
   if (flags.what == "decode") {
     refuse(command, groups[2], "decode", "prefill");
@@ -94,25 +94,25 @@ BenchPlan bench_plan(BenchFlags flags, const CLI::App& command) {
   if (flags.what == "decode" && !flags.context) {
     throw UsageError("-c: give the tokens of the context");
   }
-  BenchPlan plan;
-  plan.context = flags.context ? *flags.context : *flags.at;
-  plan.seed = flags.seed;
-  plan.memory_budget = flags.prefill.memory.value_or(0);
+  BenchOptions options;
+  options.context = flags.context ? *flags.context : *flags.at;
+  options.seed = flags.seed;
+  options.memory_budget = flags.prefill.memory.value_or(0);
   if (flags.what == "decode") {
-    check_decode(flags, plan);
+    check_decode(flags, options);
   } else {
-    plan_prefill(flags, plan);
+    plan_prefill(flags, options);
   }
-  plan.name = printable(flags.shape);
-  plan.shape = bench_shape(flags.shape);
-  plan.all_layers = plan.shape.layers;
-  if (flags.layers) plan.shape = first_layers(plan.shape, *flags.layers);
+  options.name = printable(flags.shape);
+  options.shape = bench_shape(flags.shape);
+  options.all_layers = options.shape.layers;
+  if (flags.layers) options.shape = first_layers(options.shape, *flags.layers);
   if (flags.what == "decode") {
-    name_index(flags.retrieval, plan.shape);
+    name_index(flags.retrieval, options.shape);
     check_flags(flags.retrieval);
-    plan_decode(flags, plan);
+    plan_decode(flags, options);
   }
-  return plan;
+  return options;
 }
 
 }  // namespace topkv::cli

@@ -55,7 +55,7 @@ void visit_flags(BenchFlags& flags, auto& visit) {
 void bind_flags(CLI::App& command, BenchFlags& flags);
 
 /// The flags, checked and in numbers.
-struct BenchPlan {
+struct BenchOptions {
   std::string name;                         ///< the shape's, as given
   AttentionShape shape;                     ///< of the layers measured
   std::int64_t all_layers = 0;              ///< that the shape has
@@ -73,6 +73,6 @@ struct BenchPlan {
 };
 
 /// Throws UsageError, or what ModelConfig::load throws for a shape's config.json.
-BenchPlan bench_plan(BenchFlags flags, const CLI::App& command);
+BenchOptions make_options(BenchFlags flags, const CLI::App& command);
 
 }  // namespace topkv::cli

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "src/cli/flags/output_paths.h"
-#include "src/cli/flags/run_settings.h"
+#include "src/cli/flags/run_config.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/text_layout.h"
 #include "src/core/io/files.h"
@@ -16,8 +16,8 @@
 namespace topkv::cli {
 namespace {
 
-bool wants(const EvalSettings& settings, const char* task) {
-  return std::ranges::find(settings.tasks, task) != settings.tasks.end();
+bool wants(const EvalOptions& options, const char* task) {
+  return std::ranges::find(options.tasks, task) != options.tasks.end();
 }
 
 void check_essays(const std::string& directory) {
@@ -31,8 +31,8 @@ void check_essays(const std::string& directory) {
   check_haystack_flag(directory);
 }
 
-void check_qa(const EvalFlags& flags, const EvalSettings& settings) {
-  const bool qa = wants(settings, "qa");
+void check_qa(const EvalFlags& flags, const EvalOptions& options) {
+  const bool qa = wants(options, "qa");
   if (qa && flags.questions.empty()) {
     throw UsageError("--questions is missing; task qa needs a file of them, in JSON lines");
   }
@@ -41,13 +41,13 @@ void check_qa(const EvalFlags& flags, const EvalSettings& settings) {
                                  flags.questions.empty() ? "--file" : "--questions"));
   }
   if (qa) check_readable(flags.questions);
-  for (const std::filesystem::path& file : settings.sources.files) check_readable(file);
+  for (const std::filesystem::path& file : options.sources.files) check_readable(file);
 }
 
-void check_output(const EvalFlags& flags, const EvalSettings& settings) {
+void check_output(const EvalFlags& flags, const EvalOptions& options) {
   if (flags.output.empty()) return;
   std::vector<Input> inputs = inputs_of(flags.model.directory, "--essays", flags.essays);
-  for (const std::filesystem::path& file : settings.sources.files) inputs.push_back({"-f", file});
+  for (const std::filesystem::path& file : options.sources.files) inputs.push_back({"-f", file});
   if (!flags.questions.empty()) inputs.push_back({"--questions", flags.questions});
   check_output_directory(
       flags.output,
@@ -70,26 +70,26 @@ std::vector<std::filesystem::path> files_of(const std::vector<std::string>& list
 
 }  // namespace
 
-EvalSettings make_settings(const EvalFlags& flags) {
+EvalOptions make_options(const EvalFlags& flags) {
   check_flags(flags.retrieval);
-  EvalSettings settings;
+  EvalOptions options;
   try {
-    settings.tasks = parse_tasks(flags.tasks);
+    options.tasks = parse_tasks(flags.tasks);
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--tasks: {}", error.what()));
   }
-  settings.lengths = parse_counts("--lengths", flags.lengths);
-  settings.budgets = parse_counts("--budgets", flags.budgets);
-  std::ranges::sort(settings.lengths);
-  std::ranges::sort(settings.budgets);
-  settings.all_questions = !flags.samples;
-  settings.samples = flags.samples.value_or(20);
-  settings.seed = flags.seed;
+  options.lengths = parse_counts("--lengths", flags.lengths);
+  options.budgets = parse_counts("--budgets", flags.budgets);
+  std::ranges::sort(options.lengths);
+  std::ranges::sort(options.budgets);
+  options.all_questions = !flags.samples;
+  options.samples = flags.samples.value_or(20);
+  options.seed = flags.seed;
   check_essays(flags.essays);
-  settings.sources = {flags.essays, files_of(flags.files), flags.questions};
-  check_qa(flags, settings);
-  check_output(flags, settings);
-  return settings;
+  options.sources = {flags.essays, files_of(flags.files), flags.questions};
+  check_qa(flags, options);
+  check_output(flags, options);
+  return options;
 }
 
 std::vector<Method> make_methods(const EvalFlags& flags, const ModelConfig& config) {
@@ -102,28 +102,27 @@ std::vector<Method> make_methods(const EvalFlags& flags, const ModelConfig& conf
   }
 }
 
-Json configuration(EvalFlags flags, const EvalSettings& settings,
-                   const std::vector<Method>& methods, std::int64_t threads,
-                   const std::string& device) {
+Json configuration(EvalFlags flags, const EvalOptions& options, const std::vector<Method>& methods,
+                   std::int64_t threads, const std::string& device) {
   Json json;
   json["version"] = version();
   json["model"] = absolute_path(flags.model.directory);
-  const SettingWriter write(json, "eval");
+  const ConfigWriter write(json, "eval");
   const auto write_in_order = [&](std::string_view name, const auto& value) {
     if (name == "--essays") json["words"] = wonder_lists;  // which is no flag
     write(name, value);
   };
   visit_flags(flags, write_in_order);
-  json["tasks"] = settings.tasks;
-  json["lengths"] = settings.lengths;
+  json["tasks"] = options.tasks;
+  json["lengths"] = options.lengths;
   json["methods"] = Json::array();
   for (const Method& method : methods) json["methods"].push_back(method.name);
-  json["budgets"] = settings.budgets;
-  json["samples"] = settings.samples;
+  json["budgets"] = options.budgets;
+  json["samples"] = options.samples;
   json["essays"] = flags.essays.empty() ? "generated" : absolute_path(flags.essays);
-  if (wants(settings, "qa")) {
+  if (wants(options, "qa")) {
     json["files"] = Json::array();
-    for (const std::filesystem::path& file : settings.sources.files) {
+    for (const std::filesystem::path& file : options.sources.files) {
       json["files"].push_back(absolute_path(file.string()));
     }
     json["questions"] = absolute_path(flags.questions);

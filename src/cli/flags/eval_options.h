@@ -49,7 +49,7 @@ void visit_flags(EvalFlags& flags, auto& visit) {
 }
 
 /// The flags understood, but for what needs a model.
-struct EvalSettings {
+struct EvalOptions {
   std::vector<std::string> tasks;
   std::vector<std::int64_t> lengths;  ///< ascending
   std::vector<std::int64_t> budgets;  ///< ascending
@@ -61,14 +61,13 @@ struct EvalSettings {
 
 /// Throws UsageError for flags that cannot be meant, whatever the model; FileError for files that
 /// cannot be read.
-EvalSettings make_settings(const EvalFlags& flags);
+EvalOptions make_options(const EvalFlags& flags);
 
 /// For this model. Throws UsageError.
 std::vector<Method> make_methods(const EvalFlags& flags, const ModelConfig& config);
 
 /// Everything that changes results or their timing, in one spelling.
-Json configuration(EvalFlags flags, const EvalSettings& settings,
-                   const std::vector<Method>& methods, std::int64_t threads,
-                   const std::string& device);
+Json configuration(EvalFlags flags, const EvalOptions& options, const std::vector<Method>& methods,
+                   std::int64_t threads, const std::string& device);
 
 }  // namespace topkv::cli

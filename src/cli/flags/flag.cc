@@ -99,7 +99,7 @@ FlagValue repeated(FlagValue value) {
 
 }  // namespace value
 
-std::string Flag::setting_name() const {
+std::string Flag::config_name() const {
   std::string name = names.substr(names.find("--") + 2);
   if (name == "ctx") return "lengths";
   if (name == "file") return "files";

@@ -63,7 +63,7 @@ FlagValue repeated(FlagValue value);
 
 struct Flag {
   /// How run.json has the flag; if_given: only if it is not `initial`.
-  enum class Setting : std::uint8_t { always, if_given, none };
+  enum class InConfig : std::uint8_t { always, if_given, none };
 
   Flag(std::string the_names, FlagValue the_value, std::string the_meaning = {},
        std::string the_initial = {}, std::string in_words = {})
@@ -78,13 +78,13 @@ struct Flag {
   std::string meaning;    ///< begins in lower case
   std::string initial;    ///< the value without the flag
   std::string otherwise;  ///< what help says in place of `initial`
-  Setting setting = Setting::always;
+  InConfig in_config = InConfig::always;
   bool required = false;
 
   /// What holds without the flag; empty: the meaning says it.
   const std::string& fallback() const { return otherwise.empty() ? initial : otherwise; }
   /// The name in run.json.
-  std::string setting_name() const;
+  std::string config_name() const;
 };
 
 /// The names, each with its dashes: "-m" and "--model" of "-m, --model".

@@ -5,13 +5,13 @@
 #include <algorithm>
 
 #include "src/cli/flags/output_paths.h"
-#include "src/cli/flags/run_settings.h"
+#include "src/cli/flags/run_config.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/eval/tasks/haystack.h"
 
 namespace topkv::cli {
 
-NeedlePlan make_plan(const NeedleFlags& flags) {
+NeedleOptions make_options(const NeedleFlags& flags) {
   check_flags(flags.retrieval);
   // The choices of the flag are in the order of NeedleStyle.
   const std::vector<std::string>& styles =
@@ -25,35 +25,35 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
     style = NeedleStyle::custom;
   }
   const NeedleTask task(style, custom);
-  NeedlePlan plan{.lengths = parse_counts("-c", flags.lengths),
-                  .indices = {},
-                  .grid = {.task = task,
-                           .depths = parse_depths("--depths", flags.depths),
-                           .haystack = flags.haystack,
-                           .separate = flags.separate || task.one_per_context(),
-                           .ruler_length = flags.ruler_length,
-                           .predict = flags.predict.value_or(task.default_predict()),
-                           .seed = flags.sampling.seed}};
-  std::sort(plan.lengths.begin(), plan.lengths.end());
+  NeedleOptions options{.lengths = parse_counts("-c", flags.lengths),
+                        .indices = {},
+                        .grid = {.task = task,
+                                 .depths = parse_depths("--depths", flags.depths),
+                                 .haystack = flags.haystack,
+                                 .separate = flags.separate || task.one_per_context(),
+                                 .ruler_length = flags.ruler_length,
+                                 .predict = flags.predict.value_or(task.default_predict()),
+                                 .seed = flags.sampling.seed}};
+  std::sort(options.lengths.begin(), options.lengths.end());
   check_haystack_flag(flags.haystack);
   if (!flags.output.empty()) {
     check_output_directory(flags.output,
                            {"run.json", "cells.jsonl", "summary.csv", "heatmap.svg", "report.html"},
                            inputs_of(flags.model.directory, "--haystack", flags.haystack));
   }
-  return plan;
+  return options;
 }
 
-Json configuration(NeedleFlags flags, const NeedlePlan& plan, std::int64_t threads,
+Json configuration(NeedleFlags flags, const NeedleOptions& options, std::int64_t threads,
                    const std::string& device) {
-  const NeedleGrid& grid = plan.grid;
+  const NeedleGrid& grid = options.grid;
   const bool custom = grid.task.style() == NeedleStyle::custom;
   Json json;
   json["version"] = version();
   json["model"] = absolute_path(flags.model.directory);
-  const SettingWriter write(json, "needle");
+  const ConfigWriter write(json, "needle");
   visit_flags(flags, write);
-  json["lengths"] = plan.lengths;
+  json["lengths"] = options.lengths;
   json["depths"] = grid.depths;
   const std::span<const std::string> names = haystack_names();
   if (std::ranges::find(names, grid.haystack) == names.end())
@@ -61,7 +61,7 @@ Json configuration(NeedleFlags flags, const NeedlePlan& plan, std::int64_t threa
   if (custom) json["needle"] = "custom";
   json["separate"] = grid.separate;
   json["predict"] = grid.predict;
-  json["kv_index"] = plan.indices;
+  json["kv_index"] = options.indices;
   // "64" and "064" are one setting; schedules stay as they were given.
   const TopK k = TopK::parse(flags.retrieval.k);
   if (k.schedule == TopK::Schedule::same) json["kv_topk"] = std::to_string(k.value);

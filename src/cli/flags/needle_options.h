@@ -54,17 +54,17 @@ void visit_flags(NeedleFlags& flags, auto& visit) {
 }
 
 /// The flags understood.
-struct NeedlePlan {
+struct NeedleOptions {
   std::vector<std::int64_t> lengths;  ///< ascending
   std::vector<std::string> indices;   ///< specs, in the order given; at first none
   NeedleGrid grid;
 };
 
 /// Throws UsageError for flags that cannot be meant, whatever the model.
-NeedlePlan make_plan(const NeedleFlags& flags);
+NeedleOptions make_options(const NeedleFlags& flags);
 
 /// Everything that changes results or their timing, in one spelling.
-Json configuration(NeedleFlags flags, const NeedlePlan& plan, std::int64_t threads,
+Json configuration(NeedleFlags flags, const NeedleOptions& options, std::int64_t threads,
                    const std::string& device);
 
 }  // namespace topkv::cli

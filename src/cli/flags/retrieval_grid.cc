@@ -2,8 +2,8 @@
 
 namespace topkv::cli {
 
-std::vector<RetrievalFlags> choices(ChoiceFlags& flags, const ModelFlags& model,
-                                    const ModelConfig& config) {
+std::vector<RetrievalFlags> grid_points(GridFlags& flags, const ModelFlags& model,
+                                        const ModelConfig& config) {
   name_index(flags.retrieval, config.attention);
   if (flags.tails.empty()) flags.tails = {""};
   std::vector<RetrievalFlags> all;
@@ -29,12 +29,12 @@ std::vector<RetrievalFlags> choices(ChoiceFlags& flags, const ModelFlags& model,
   return all;
 }
 
-std::shared_ptr<const Context> with_choice(const std::shared_ptr<const Context>& context,
-                                           const RetrievalFlags& choice, const Model& model,
-                                           ProgressBar& progress) {
-  check_indices(choice, model.config(), context->tokens());
-  const std::string& index = choice.indices.front();
-  return context->ready_for(retrieval_options(choice, model.config().attention.layers, index, 1),
+std::shared_ptr<const Context> with_retrieval(const std::shared_ptr<const Context>& context,
+                                              const RetrievalFlags& point, const Model& model,
+                                              ProgressBar& progress) {
+  check_indices(point, model.config(), context->tokens());
+  const std::string& index = point.indices.front();
+  return context->ready_for(retrieval_options(point, model.config().attention.layers, index, 1),
                             progress.index_callback(index), model.device());
 }
 

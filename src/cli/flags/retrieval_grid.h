@@ -12,7 +12,7 @@
 
 namespace topkv::cli {
 
-struct ChoiceFlags {
+struct GridFlags {
   RetrievalFlags retrieval;  ///< what all share, and the indices
   std::vector<std::string> ks;
   std::vector<std::string> tails;  ///< empty: what an index has
@@ -20,7 +20,7 @@ struct ChoiceFlags {
   std::vector<std::optional<double>> errors;
 };
 
-void visit_flags(ChoiceFlags& flags, auto& visit) {
+void visit_flags(GridFlags& flags, auto& visit) {
   visit_flags(flags.retrieval, visit);
   visit("--kv-topk", flags.ks);
   visit("--kv-tail", flags.tails);
@@ -28,15 +28,15 @@ void visit_flags(ChoiceFlags& flags, auto& visit) {
   visit("--kv-error", flags.errors);
 }
 
-/// Each choice, with one index, once that is named. Throws UsageError for what is wrong with one
-/// for this model.
-std::vector<RetrievalFlags> choices(ChoiceFlags& flags, const ModelFlags& model,
-                                    const ModelConfig& config);
+/// Returns each point of the grid, with one index, once indices are named. Throws UsageError for a
+/// point that is not for this model.
+std::vector<RetrievalFlags> grid_points(GridFlags& flags, const ModelFlags& model,
+                                        const ModelConfig& config);
 
-/// The context with the index and the tail of a choice. Throws UsageError where the index cannot be
-/// built, and Interrupted.
-std::shared_ptr<const Context> with_choice(const std::shared_ptr<const Context>& context,
-                                           const RetrievalFlags& choice, const Model& model,
-                                           ProgressBar& progress);
+/// Returns the context with the index and the tail of a point. Throws UsageError if the index
+/// cannot be built, and Interrupted.
+std::shared_ptr<const Context> with_retrieval(const std::shared_ptr<const Context>& context,
+                                              const RetrievalFlags& point, const Model& model,
+                                              ProgressBar& progress);
 
 }  // namespace topkv::cli

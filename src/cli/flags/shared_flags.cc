@@ -9,14 +9,14 @@ namespace topkv::cli {
 namespace {
 
 Flag not_in_run(Flag flag) {
-  flag.setting = Flag::Setting::none;
+  flag.in_config = Flag::InConfig::none;
   return flag;
 }
 
 }  // namespace
 
 Flag if_given(Flag flag) {
-  flag.setting = Flag::Setting::if_given;
+  flag.in_config = Flag::InConfig::if_given;
   return flag;
 }
 

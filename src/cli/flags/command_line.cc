@@ -1,4 +1,4 @@
-#include "src/cli/flags/arguments.h"
+#include "src/cli/flags/command_line.h"
 
 #include <fmt/format.h>
 
@@ -171,7 +171,7 @@ class Checker {
 
 }  // namespace
 
-void check_arguments(const CLI::App& command, std::span<const char* const> words) {
+void check_command_line(const CLI::App& command, std::span<const char* const> words) {
   Checker(command).check(words);
 }
 

@@ -16,16 +16,16 @@ std::string absolute_path(const std::string& path);
 
 /// Adds to the configuration of a run what run.json has of the flags that are visited
 /// (visit_flags). Members that are there already stay.
-class SettingWriter {
+class ConfigWriter {
  public:
-  SettingWriter(Json& json, const char* command) : json_(json), groups_(help_of(command).groups) {}
+  ConfigWriter(Json& json, const char* command) : json_(json), groups_(help_of(command).groups) {}
 
   template <class T>
   void operator()(std::string_view name, const T& value) const {
     const Flag* flag = find_flag(groups_, name);
-    if (flag == nullptr || flag->setting == Flag::Setting::none) return;
-    if (flag->setting == Flag::Setting::always || value != initial_value<T>(*flag))
-      json_.emplace(flag->setting_name(), to_json(*flag, value));
+    if (flag == nullptr || flag->in_config == Flag::InConfig::none) return;
+    if (flag->in_config == Flag::InConfig::always || value != initial_value<T>(*flag))
+      json_.emplace(flag->config_name(), to_json(*flag, value));
   }
 
  private:

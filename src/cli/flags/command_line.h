@@ -15,7 +15,7 @@ namespace topkv::cli {
 
 /// words: those behind the command's name. Throws UsageError. An option's description is what a
 /// message says was expected.
-void check_arguments(const CLI::App& command, std::span<const char* const> words);
+void check_command_line(const CLI::App& command, std::span<const char* const> words);
 
 /// The names of all flags, with their dashes.
 std::vector<std::string> flags_of(const CLI::App& command);

@@ -1,4 +1,4 @@
-#include "src/cli/flags/run_settings.h"
+#include "src/cli/flags/run_config.h"
 
 #include <fmt/format.h>
 
