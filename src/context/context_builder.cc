@@ -332,12 +332,11 @@ void ContextBuilder::resume(const Context& context) {
   s.check_room(s.shape.first_attention(), context.tokens());
   const auto lock = s.device.compute()->lock();
   s.close();
+  const bool has_queries = s.options.keep_queries && segment.queries;
+  PrefillQuerySample queries = has_queries ? *segment.queries : s.queries;
+  for (std::int64_t layer = 0; !has_queries && layer < s.shape.layers; ++layer) queries.lose(layer);
   s.states->copy_from(*segment.states);
-  if (s.options.keep_queries && segment.queries) {
-    s.queries = *segment.queries;
-  } else {
-    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.queries.lose(layer);
-  }
+  s.queries = std::move(queries);
 }
 
 void ContextBuilder::synchronize() {

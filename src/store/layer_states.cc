@@ -138,8 +138,9 @@ void LayerStates::roll_back(std::int64_t layer, std::int64_t tokens) {
 }
 
 void LayerStates::copy_from(const LayerStates& other) {
+  std::vector<RecurrentState> states = other.states_;
   rows_.copy_from(other.rows_);
-  states_ = other.states_;
+  states_ = std::move(states);
 }
 
 void LayerStates::freeze() {

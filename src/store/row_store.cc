@@ -165,21 +165,25 @@ void RowStore::set_rows(LayerArrays& arrays, std::int64_t rows, std::int64_t lar
 
 void RowStore::reserve_memory(std::int64_t budget) {
   budget_ = budget;
-  std::int64_t rows = 0;
-  for (const LayerArrays& of : arrays_) rows += of.rows;
-  const std::int64_t wanted = rows * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
-  const std::int64_t available = budget > 0 ? budget : available_host_memory();
-  if (wanted > available) {
-    throw OutOfMemory(
-        fmt::format("host memory for the KV rows of {} tokens ({})", capacity_, owner_), wanted,
-        available,
-        budget > 0 ? "raise the memory budget or ask for fewer tokens"
-                   : "free memory or ask for fewer tokens");
-  }
+  check_memory(arrays_, "ask for fewer tokens");
   for (const std::size_t region : {0, 1}) {
     regions_[region] = Region(lay_out(arrays_, region, nullptr));
     lay_out(arrays_, region, regions_[region].data());
   }
+}
+
+void RowStore::check_memory(const std::vector<LayerArrays>& arrays,
+                            std::string_view otherwise) const {
+  std::int64_t rows = 0;
+  for (const LayerArrays& of : arrays) rows += of.rows;
+  std::int64_t wanted = rows * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
+  if (budget_ == 0) wanted -= bytes();  // rows that are there have their memory
+  const std::int64_t available = budget_ > 0 ? budget_ : available_host_memory();
+  if (wanted <= available) return;
+  throw OutOfMemory(
+      fmt::format("host memory for the KV rows of {} tokens ({})", capacity_, owner_), wanted,
+      available,
+      fmt::format("{} or {}", budget_ > 0 ? "raise the memory budget" : "free memory", otherwise));
 }
 
 std::int64_t RowStore::lay_out(std::vector<LayerArrays>& arrays, std::size_t region,
@@ -302,11 +306,27 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   choose_pages(start + tokens);
   make_room_for_steps(0);
   if (start == 0 && !channels_.empty() && !channels_chosen_) choose_channels_by(layer, keys);
-  if (!has_memory_to(layer, start + tokens) && !can_slide_for(layer, tokens))
-    round_rows(layer, keys, values, start, {0, tokens}, false);  // before any row goes for them
-  const std::int64_t from = make_memory(layer, tokens);
-  round_rows(layer, keys, values, start, {from, tokens}, true);
+  if (!has_memory_to(layer, start + tokens)) slide(layer);
+  if (!has_memory_to(layer, start + tokens)) return append_last(layer, keys, values);
+  round_rows(layer, keys, values, start, {0, tokens}, true);
   set_size(layer, start + tokens);
+}
+
+void RowStore::append_last(std::int64_t layer, const TensorView& keys, const TensorView& values) {
+  LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+  const std::int64_t start = size(layer);
+  const std::int64_t first = of.first;
+  const std::int64_t from = keys.tokens - 2 * of.window;  // the first token whose row is kept
+  round_rows(layer, keys, values, start, {0, from}, false);
+  of.first = start + from - rows_to_slide(layer);  // behind the rows that are there
+  try {
+    round_rows(layer, keys, values, start, {from, keys.tokens}, true);
+  } catch (...) {
+    of.first = first;
+    throw;
+  }
+  set_size(layer, start + keys.tokens);
+  slide(layer);
 }
 
 void RowStore::round_rows(std::int64_t layer, const TensorView& keys, const TensorView& values,
@@ -393,22 +413,6 @@ std::int64_t RowStore::rows_to_slide(std::int64_t layer) const {
   return std::min(size(layer) - of.first, 2 * of.window);
 }
 
-bool RowStore::can_slide_for(std::int64_t layer, std::int64_t tokens) const {
-  return tokens <= arrays_[static_cast<std::size_t>(layer)].rows - rows_to_slide(layer);
-}
-
-std::int64_t RowStore::make_memory(std::int64_t layer, std::int64_t tokens) {
-  const std::int64_t end = size(layer) + tokens;
-  if (has_memory_to(layer, end)) return 0;
-  if (can_slide_for(layer, tokens)) {
-    slide(layer);
-    return 0;
-  }
-  LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
-  of.first = end - std::min(2 * of.window, tokens);
-  return of.first - size(layer);
-}
-
 void RowStore::slide() {
   for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer)
     if (keeps_last(layer)) slide(layer);
@@ -419,13 +423,12 @@ void RowStore::slide(std::int64_t layer) {
   const std::int64_t rows = rows_to_slide(layer);
   const std::int64_t first = size(layer) - rows;
   if (first == of.first) return;
-  parallel_for_alone(kv_heads_ * 2, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const Half half = i % 2 == 0 ? Half::keys : Half::values;
-      std::memmove(row(of, i / 2, half, of.first), row(of, i / 2, half, first),
-                   static_cast<std::size_t>(rows * half_bytes_[i % 2]));
-    }
-  });
+  // On this thread: a parallel loop that is stopped would leave the rows of some heads moved.
+  for (std::int64_t i = 0; i < kv_heads_ * 2; ++i) {
+    const Half half = i % 2 == 0 ? Half::keys : Half::values;
+    std::memmove(row(of, i / 2, half, of.first), row(of, i / 2, half, first),
+                 static_cast<std::size_t>(rows * half_bytes_[i % 2]));
+  }
   of.first = first;
 }
 
@@ -443,6 +446,7 @@ void RowStore::make_room_for_steps(std::int64_t tokens) {
     LayerArrays& of = changed[static_cast<std::size_t>(layer)];
     set_rows(of, std::max(rows_of(layer), of.rows), huge_page);
   }
+  check_memory(changed, "read fewer tokens at a time");
   move_last(std::move(changed));
 }
 
@@ -461,26 +465,17 @@ void RowStore::freeze() {
   if (less) move_last(std::move(changed));
 }
 
-void RowStore::move_last(std::vector<LayerArrays> changed) {
-  const std::int64_t bytes = lay_out(changed, 1, nullptr);
-  const std::int64_t available = budget_ > 0
-                                     ? std::max<std::int64_t>(0, budget_ - regions_[0].bytes())
-                                     : available_host_memory();
-  if (bytes > available) {
-    throw OutOfMemory(
-        fmt::format("host memory for the last KV rows of sliding layers ({})", owner_), bytes,
-        available,
-        budget_ > 0 ? "raise the memory budget or read fewer tokens at a time"
-                    : "free memory or read fewer tokens at a time");
-  }
-  Region region(bytes);
-  lay_out(changed, 1, region.data());
-  if (bytes > huge_page) region.use_huge_pages();
+void RowStore::move_last(std::vector<LayerArrays> moved) {
+  Region region(lay_out(moved, 1, nullptr));
+  lay_out(moved, 1, region.data());
+  if (region.bytes() > huge_page) region.use_huge_pages();
   for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer) {
-    if (!keeps_last(layer)) continue;
     const auto l = static_cast<std::size_t>(layer);
-    copy_rows(arrays_[l], changed[l], {changed[l].first, size(layer)});
-    arrays_[l] = changed[l];  // those of other layers may be in use
+    if (keeps_last(layer)) copy_rows(arrays_[l], moved[l], {moved[l].first, size(layer)});
+  }
+  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer) {
+    const auto l = static_cast<std::size_t>(layer);
+    if (keeps_last(layer)) arrays_[l] = moved[l];  // arrays of other layers may be in use
   }
   locks_[1].reset();
   regions_[1] = std::move(region);
@@ -505,15 +500,17 @@ void RowStore::copy_rows(const LayerArrays& from, const LayerArrays& to,
 void RowStore::copy_from(const RowStore& other) {
   const auto layers = std::ssize(sizes_);
   for (std::int64_t layer = 0; layer < layers; ++layer) choose_pages(other.size(layer));
+  std::vector<LayerArrays> copied = arrays_;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     if (!has_rows(layer)) continue;
-    LayerArrays& of = arrays_[static_cast<std::size_t>(layer)];
+    LayerArrays& of = copied[static_cast<std::size_t>(layer)];
     const std::int64_t size = other.size(layer);
     of.first = other.first_row(layer);
     if (size - of.first > of.rows) of.first = size - std::min(size, 2 * of.window);
     copy_rows(other.arrays_of(layer), of, {of.first, size});
   }
   channels_ = other.channels_;
+  arrays_ = std::move(copied);
   channels_chosen_ = channels_chosen_ || other.channels_chosen_;  // a file's store does not say so
   bias_ = other.bias_;
   first_position_ = other.first_position_;

@@ -29,6 +29,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -194,18 +195,19 @@ class RowStore {
   KeyView view(std::int64_t layer, std::int64_t kv_head, Half half) const;
   /// Copies rows of a layer, of these positions, between arrays that do not overlap.
   void copy_rows(const LayerArrays& from, const LayerArrays& to, PositionRange range) const;
-  /// Makes new memory for layers that keep their last rows. changed: their arrays, with the rows
-  /// and the first row that they are to have.
-  void move_last(std::vector<LayerArrays> changed);
+  /// Makes new memory for layers that keep their last rows. moved: their arrays, with the rows and
+  /// the first row that they are to have. When it throws, all is as it was.
+  void move_last(std::vector<LayerArrays> moved);
+  /// Throws OutOfMemory when the budget, or the memory that is free, cannot hold these arrays.
+  /// otherwise: what a caller can do besides making room.
+  void check_memory(const std::vector<LayerArrays>& arrays, std::string_view otherwise) const;
   bool has_memory_to(std::int64_t layer, std::int64_t end) const;
   /// The rows that slide(layer) keeps.
   std::int64_t rows_to_slide(std::int64_t layer) const;
-  /// Whether there is memory for the rows of `tokens` more tokens after slide(layer).
-  bool can_slide_for(std::int64_t layer, std::int64_t tokens) const;
   void slide(std::int64_t layer);
-  /// Makes memory for the rows of `tokens` more tokens of a layer, for which rows may go. Returns
-  /// the number of the first of these tokens whose rows are kept.
-  std::int64_t make_memory(std::int64_t layer, std::int64_t tokens);
+  /// append() of more tokens than there is memory for after slide(layer): the rows of the last ones
+  /// replace all others. The others stay where they are until the new rows are there.
+  void append_last(std::int64_t layer, const TensorView& keys, const TensorView& values);
   /// Of a layer's first tokens.
   void choose_channels_by(std::int64_t layer, const TensorView& keys);
   /// Rounds tokens `range` of K and V, and throws InvalidArgument for a value that cannot be

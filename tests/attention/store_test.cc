@@ -1,9 +1,14 @@
 // The row store: layouts, dtypes, limits and refusals.
 #include <gtest/gtest.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_group.h>
 
+#include <chrono>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <thread>
 
 #include "src/core/math/convert.h"
 #include "src/store/row_store.h"
@@ -160,6 +165,103 @@ TEST(RowStore, WhatDoesNotFitIsRefusedWithWantedAndAvailableBytes) {
   EXPECT_THROW(RowStore(shape, DType::bf16, std::int64_t{1} << 61, 0, "test"), InvalidArgument);
   EXPECT_THROW(RowStore(shape, DType::bf16, -1, 0, "test"), InvalidArgument);
 }
+
+TEST(RowStore, LastRowsFitTheBudgetThatTheyAreCountedIn) {
+  AttentionShape sliding = shape;
+  sliding.sliding_window = {5, 0};
+  const auto rows = reference::random_floats(100 * width, 1);
+  const std::int64_t bytes = RowStore::bytes_while_read(sliding, DType::bf16, 100, 30);
+  EXPECT_EQ(bytes, (4 * 5 + 2 * 30 + 100) * 2 * 96);
+  RowStore store(sliding, DType::bf16, 100, bytes, "test", SlidingRows::last);
+  store.make_room_for_steps(30);
+  for (const std::int64_t layer : {0, 1})
+    store.append(layer, tokens_first(rows), tokens_first(rows));
+  store.freeze();
+  EXPECT_EQ(store.first_row(0), 95);
+  EXPECT_EQ(store.bytes(), 105 * 2 * 96);
+  RowStore small(sliding, DType::bf16, 100, bytes - 1, "test", SlidingRows::last);
+  EXPECT_THROW(small.make_room_for_steps(30), OutOfMemory);
+}
+
+#ifndef TOPKV_STD_THREADS  // of oneTBB's cancellation
+/// Calls work as part of a task group, which is cancelled after a time. Returns whether work threw.
+bool is_stopped(std::chrono::nanoseconds after, const std::function<void()>& work) {
+  oneapi::tbb::task_group_context group;
+  std::jthread cancels;
+  bool stopped = false;
+  oneapi::tbb::parallel_for(
+      0, 1,
+      [&](int) {
+        if (after.count() == 0) {
+          group.cancel_group_execution();
+        } else {
+          cancels = std::jthread([&] {
+            const auto end = std::chrono::steady_clock::now() + after;
+            while (std::chrono::steady_clock::now() < end) {
+            }
+            group.cancel_group_execution();
+          });
+        }
+        try {
+          work();
+        } catch (const Stopped&) {
+          stopped = true;
+        }
+      },
+      group);
+  return stopped;
+}
+
+TEST(RowStore, LastRowsThatAreNotCopiedLeaveItEmpty) {
+  AttentionShape sliding = shape;
+  sliding.sliding_window = {5, 0};
+  const auto rows = reference::random_floats(40 * width, 1);
+  RowStore from(sliding, DType::bf16, 40, 0, "test", SlidingRows::last);
+  for (const std::int64_t layer : {0, 1})
+    from.append(layer, tokens_first(rows), tokens_first(rows));
+  from.freeze();
+  RowStore store(sliding, DType::bf16, 60, 0, "test", SlidingRows::last);
+  EXPECT_TRUE(is_stopped({}, [&] { store.copy_from(from); }));
+  EXPECT_EQ(store.size(0), 0);
+  EXPECT_EQ(store.first_row(0), 0);  // where the next rows go
+  store.copy_from(from);
+  EXPECT_EQ(store.first_row(0), 35);
+  EXPECT_EQ(row_of(store, 0, 1, 39), row_of(from, 1, 1, 39));
+}
+
+/// Rows that move, and rows that replace others, while the caller's task group is cancelled.
+TEST(RowStore, LastRowsStayWhereTheyAreWhateverIsStoppedWhen) {
+  const AttentionShape sliding{
+      .layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 64, .sliding_window = {256}};
+  constexpr std::int64_t most = 1500;
+  const auto values = reference::random_floats(most * 128, 1);
+  RowStore store(sliding, DType::f32, std::int64_t{1} << 20, 0, "test", SlidingRows::last);
+  std::vector<std::int64_t> given;  // of each token, which of the values it has
+  std::int64_t stopped = 0;
+  for (std::int64_t i = 0; i < 300; ++i) {
+    const std::int64_t tokens = i % 3 == 0 ? most : 200 + i;
+    const auto view = TensorView::tokens_first(values.data(), DType::f32, tokens, 2, 64);
+    const std::int64_t size = store.size(0);
+    if (is_stopped(std::chrono::microseconds(1 + i * 7 % 150),
+                   [&] { store.append(0, view, view); })) {
+      ++stopped;
+      ASSERT_EQ(store.size(0), size);
+    } else {
+      for (std::int64_t t = 0; t < tokens; ++t) given.push_back(t);
+    }
+    ASSERT_LE(store.first_row(0), std::max<std::int64_t>(0, store.size(0) - 256));
+    for (std::int64_t p = store.first_row(0); p < store.size(0); ++p) {
+      for (const std::int64_t head : {0, 1}) {
+        const RowsView rows = store.rows(0, head);
+        const float* wanted = &values[given[p] * 128 + head * 64];
+        ASSERT_EQ(std::memcmp(rows.key(p), wanted, 256), 0) << p << " of " << store.size(0);
+        ASSERT_EQ(std::memcmp(rows.value(p), wanted, 256), 0) << p << " of " << store.size(0);
+      }
+    }
+  }
+  EXPECT_GT(stopped, 0);
+}
+#endif
 
 TEST(RowStore, WrongShapesAndAFullStoreAreRefused) {
   RowStore store(shape, DType::bf16, 2, 0, "test");
