@@ -161,12 +161,12 @@ Need need_of(const ModelConfig& config, const InfoFlags& flags, const WeightsFou
 }
 
 std::string sliding_text(const AttentionShape& shape, KvDType dtype) {
-  const std::int64_t token = shape.bytes_per_token(dtype);
-  constexpr std::int64_t far = std::int64_t{1} << 40;  // beyond any window
-  const std::int64_t kept = shape.context_bytes(dtype, far) - shape.context_bytes(dtype, far - 1);
-  if (kept == token) return {};
+  std::int64_t sliding = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+    sliding += shape.has_rows(layer) && shape.window_of(layer) > 0 ? 1 : 0;
+  if (sliding == 0) return {};
   return fmt::format("; layers with a sliding window keep {} of it for their last tokens alone",
-                     byte_text(token - kept));
+                     byte_text(sliding * shape.kv_heads * dtype.row_bytes(shape.head_dim)));
 }
 
 void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
