@@ -342,18 +342,19 @@ void RowStore::round_rows(std::int64_t layer, const TensorView& keys, const Tens
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t head = i / range.size();
           const std::int64_t token = range.begin + i % range.size();
-          for (const auto* tensor : {&keys, &values}) {
-            const KeyView half = view(layer, head, tensor == &keys ? Half::keys : Half::values);
+          for (const Half which : {Half::keys, Half::values}) {  // of one view, perhaps
+            const TensorView& tensor = which == Half::keys ? keys : values;
+            const KeyView half = view(layer, head, which);
             KeyView row = half.part({start + token, start + token + 1});
             if (!kept) row.data = unkept.data();
             const std::int64_t bad =
-                store_half(tensor->at(token, head), tensor->dtype, row, scratch.data());
+                store_half(tensor.at(token, head), tensor.dtype, row, scratch.data());
             if (bad >= 0) {
               throw InvalidArgument(fmt::format(
                   "{} of layer {}, KV head {}, position {} holds {} at element {}; values "
                   "must be finite "
                   "in {}",
-                  tensor == &keys ? "K" : "V", layer, head, start + token,
+                  which == Half::keys ? "K" : "V", layer, head, start + token,
                   scratch[static_cast<std::size_t>(bad)], bad, name_of(half.dtype)));
             }
           }

@@ -166,6 +166,15 @@ TEST(RowStore, WhatDoesNotFitIsRefusedWithWantedAndAvailableBytes) {
   EXPECT_THROW(RowStore(shape, DType::bf16, -1, 0, "test"), InvalidArgument);
 }
 
+TEST(RowStore, OneViewMayBeKeysAndValues) {
+  RowStore store(shape, DType::f32, 10, 0, "test");
+  const auto k = reference::random_floats(3 * width, 1);
+  const TensorView both = tokens_first(k);
+  store.append(1, both, both);
+  EXPECT_EQ(row_of(store, 1, 1, 2)[0], k[5 * 24]);
+  EXPECT_EQ(row_of(store, 1, 1, 2)[24], k[5 * 24]);
+}
+
 TEST(RowStore, LastRowsFitTheBudgetThatTheyAreCountedIn) {
   AttentionShape sliding = shape;
   sliding.sliding_window = {5, 0};
