@@ -307,8 +307,8 @@ class ContextBuilder {
   /// tokens can go back to any token. Recurrent states can go back to a snapshot, to the token
   /// before the last advance(), and to 0.
   ///
-  /// A layer with a sliding window can go back by one window at least, by the last step, and to 0.
-  /// Beyond that it keeps no rows.
+  /// A layer with a sliding window can go back by one window at least, by the last step of
+  /// attend(), and to 0. Beyond that it keeps no rows.
   std::int64_t reachable(std::int64_t tokens) const;
 
   /// Gives the builder a copy of all that a context holds, so that a text can be read on. The

@@ -351,6 +351,10 @@ class Model {
   /// warned of that before. prefill, generate and logits call it themselves.
   void check_reach(std::int64_t tokens) const;
 
+  /// Returns the most host memory that the rows take while prefill reads `tokens` tokens, in bytes.
+  /// It is what AttentionShape::context_bytes says, and more for layers with a sliding window.
+  std::int64_t prefill_rows_bytes(std::int64_t tokens, const PrefillOptions& options) const;
+
   /// Runs tokens through the network into a new context.
   ///
   /// - progress: stage "prefill", in tokens, then "index", in keys. An exception that it throws

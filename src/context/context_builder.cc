@@ -180,6 +180,7 @@ struct ContextBuilder::State {
   /// Moves the rows to where there is room for more.
   void move_rows(std::int64_t capacity) {
     auto larger = make_states(capacity);
+    larger->rows().make_room_for_steps(chunk);  // so that no row is lost
     close();
     larger->copy_from(*states);
     states = std::move(larger);

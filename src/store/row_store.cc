@@ -304,7 +304,6 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   }
   reach_fault("store.append");
   choose_pages(start + tokens);
-  make_room_for_steps(0);
   if (start == 0 && !channels_.empty() && !channels_chosen_) choose_channels_by(layer, keys);
   if (!has_memory_to(layer, start + tokens)) slide(layer);
   if (!has_memory_to(layer, start + tokens)) return append_last(layer, keys, values);

@@ -202,6 +202,19 @@ TEST_P(SlidingRows, AreReadOnFromAContext) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, SlidingRows, testing::ValuesIn(::test::devices));
 
+TEST(SlidingRows, StayWhenABuilderMovesToMoreRoom) {
+  const Place place("cpu");
+  const TokenStream stream(sliding_shape(), sliding_total);
+  const Feed feed(place, stream, 0, sliding_total);
+  ContextBuilder builder(stream.shape, {.capacity = 180});
+  read(builder, feed, 180, 90);
+  builder.reserve(sliding_tokens);
+  EXPECT_EQ(builder.reachable(90), 90);  // the last step can be taken back
+  builder.truncate(90);
+  read(builder, feed, sliding_tokens, 90);
+  EXPECT_LE(worst_of_prefill(place, stream, feed, 0, sliding_tokens), 1);
+}
+
 TEST(SlidingRows, AppendedAtOnceAreTheLastOnesOrNone) {
   const TokenStream stream(sliding_shape(), sliding_total);
   ContextBuilder builder(stream.shape, {.capacity = sliding_tokens, .dtype = DType::f32});

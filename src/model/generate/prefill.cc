@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "src/context/index_growth.h"
@@ -9,9 +10,17 @@
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/model/network/key_bias.h"
+#include "src/store/row_store.h"
 #include "topkv/error.h"
 
 namespace topkv {
+
+std::int64_t Model::prefill_rows_bytes(std::int64_t tokens, const PrefillOptions& options) const {
+  constexpr std::int64_t any_room = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t chunk =
+      choose_prefill_chunk(impl_->config, *impl_->device.compute(), options, tokens, any_room);
+  return RowStore::bytes_while_read(impl_->config.attention, options.kv_dtype, tokens, chunk);
+}
 
 std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
                                               const PrefillOptions& options,

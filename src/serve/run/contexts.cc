@@ -200,8 +200,7 @@ void Contexts::read(Entry& entry) {
     throw InvalidArgument(
         "the text is too short: its last word is read with each prompt, which may continue it, and "
         "there is nothing else to keep; give more text, or end it with a line end");
-  const AttentionShape& shape = model_.config().attention;
-  const std::int64_t bytes = shape.context_bytes(options_.prefill.kv_dtype, tokens);
+  const std::int64_t bytes = model_.prefill_rows_bytes(tokens, options_.prefill);
   PrefillOptions options = options_.prefill;
   const std::int64_t left = memory_.make_room(bytes);
   if (options.memory_budget == 0 || options.memory_budget > left) options.memory_budget = left;
