@@ -165,7 +165,7 @@ std::string sliding_text(const AttentionShape& shape, KvDType dtype) {
   for (std::int64_t layer = 0; layer < shape.layers; ++layer)
     sliding += shape.has_rows(layer) && shape.window_of(layer) > 0 ? 1 : 0;
   if (sliding == 0) return {};
-  return fmt::format("; layers with a sliding window keep {} of it for their last tokens alone",
+  return fmt::format("; {} of it are kept for a sliding window's tokens alone",
                      byte_text(sliding * shape.kv_heads * dtype.row_bytes(shape.head_dim)));
 }
 
