@@ -77,12 +77,10 @@ std::int64_t last_rows(std::int64_t window, std::int64_t step, std::int64_t capa
 
 std::int64_t RowStore::bytes_while_read(const AttentionShape& shape, KvDType dtype,
                                         std::int64_t tokens, std::int64_t step) {
-  std::int64_t rows = 0;
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const std::int64_t window = shape.window_of(layer);
-    if (shape.has_rows(layer)) rows += window > 0 ? last_rows(window, step, tokens) : tokens;
-  }
-  return rows * shape.kv_heads * dtype.row_bytes(shape.head_dim);
+  AttentionShape reading = shape;
+  for (std::int64_t& window : reading.sliding_window)
+    if (window > 0) window = last_rows(window, step, tokens);
+  return reading.context_bytes(dtype, tokens);
 }
 
 std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtype) {
@@ -433,19 +431,17 @@ void RowStore::slide(std::int64_t layer) {
 }
 
 void RowStore::make_room_for_steps(std::int64_t tokens) {
-  const auto rows_of = [&](std::int64_t layer) {
-    return last_rows(arrays_[static_cast<std::size_t>(layer)].window, tokens, capacity_);
-  };
-  bool more = false;
-  for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer)
-    more = more || (keeps_last(layer) && rows_of(layer) > arrays_of(layer).rows);
-  if (!more) return;
   std::vector<LayerArrays> changed = arrays_;
+  bool more = false;
   for (std::int64_t layer = 0; layer < std::ssize(arrays_); ++layer) {
     if (!keeps_last(layer)) continue;
     LayerArrays& of = changed[static_cast<std::size_t>(layer)];
-    set_rows(of, std::max(rows_of(layer), of.rows), huge_page);
+    const std::int64_t rows = last_rows(of.window, tokens, capacity_);
+    if (rows <= of.rows) continue;
+    more = true;
+    set_rows(of, rows, huge_page);
   }
+  if (!more) return;
   check_memory(changed, "read fewer tokens at a time");
   move_last(std::move(changed));
 }

@@ -51,12 +51,10 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
                 .length = origin.length,
                 .end = origin.end};
   const RowStore& rows = segment.states->rows();
-  bool all = true;
-  for (std::int64_t layer = 0; layer < meta.shape.layers; ++layer) {
+  for (std::int64_t layer = 0; layer < meta.shape.layers; ++layer)
     meta.first_rows.push_back(rows.has_rows(layer) ? rows.first_row(layer) : 0);
-    all = all && meta.first_rows.back() == 0;
-  }
-  if (all) meta.first_rows.clear();
+  if (std::ranges::count(meta.first_rows, 0) == std::ssize(meta.first_rows))
+    meta.first_rows.clear();
   for (std::size_t i = 0; i < segment.indices.size(); ++i) {
     const IndexSpec& spec = segment.indices[i]->spec;
     meta.indices.push_back({.spec = spec.text(), .heads_of = heads_of(segment, i), .known = spec});
