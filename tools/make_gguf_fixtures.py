@@ -4,9 +4,11 @@
 The files are written by the `gguf` package, and what their blocks stand for is what it reads of
 them: transformers computes the logits over those weights, in float32. Blocks of types that the
 package cannot make (q2_K to q6_K, iq4) are random bytes with scales that give weights of the usual
-size. As llama.cpp's converter does, rows of q and k are put into another order for the architecture
-"llama", the scaling of Llama 3.1's RoPE is told by the tensor rope_freqs.weight, and norms of Gemma
-have 1 added. Gemma 3's file does not say which layers slide, nor with which RoPE.
+size. Tensors have the names that the package's own table gives them. As llama.cpp's converter does,
+rows of q and k are put into another order for the architecture "llama", the scaling of Llama 3.1's
+RoPE is told by the tensor rope_freqs.weight, norms of Gemma have 1 added, and experts are stacked,
+gate and up apart. Gemma 3's file does not say which layers slide, nor with which RoPE; gpt-oss's
+does not say that YaRN's bounds are not rounded.
 
     tests/fixtures/parity/<variant>/model.gguf
                                     tokens.json, reference/: as make_parity_fixtures.py has them
@@ -26,6 +28,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
+import parity_experts
 from make_parity_fixtures import (MISTAKE, OUT, greedy, load, logits_of, write_checkpoint,
                                   write_reference)
 from parity_mistakes import mistakes, plain_frequencies
@@ -35,7 +38,7 @@ COMMON = dict(tokens=48, dtype=torch.float32, num_attention_heads=2, num_key_val
               head_dim=64)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
 
-# Types by the last part of a weight's name, "" for all others.
+# Types by the last part of a weight's name, "" for all others. Routers are float32.
 VARIANTS = {
     "gguf-llama": (COMMON | dict(model_type="llama", hidden_size=256, intermediate_size=256,
                                  num_hidden_layers=1, rope_parameters=LLAMA3),
@@ -64,17 +67,30 @@ VARIANTS = {
                                                           factor=8.0))),
                     {"": Type.Q5_0, "v_proj": Type.Q8_0, "down_proj": Type.Q5_1, "o_proj": Type.Q4_1,
                      "embed_tokens": Type.Q8_0}),
+    "gguf-mixtral": (COMMON | dict(model_type="mixtral", hidden_size=64, intermediate_size=32, head_dim=32,
+                                   num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2,
+                                   sliding_window=None, rope_parameters=theta(1000000.0)),
+                     {"": Type.Q8_0, "gate": Type.Q4_0, "up": Type.Q4_1, "down": Type.Q5_1}),
+    "gguf-qwen3moe": (COMMON | dict(model_type="qwen3_moe", hidden_size=64, intermediate_size=96, head_dim=32,
+                                    num_hidden_layers=2, moe_intermediate_size=32, num_experts=6,
+                                    num_experts_per_tok=2, norm_topk_prob=True, rms_norm_eps=1e-6,
+                                    tie_word_embeddings=True, rope_parameters=theta(1000000.0)),
+                      {"": Type.Q8_0, "gate": Type.IQ4_NL, "up": Type.Q5_0, "down": Type.Q5_1}),
+    "gguf-gpt-oss": (COMMON | dict(model_type="gpt_oss", hidden_size=64, intermediate_size=32, head_dim=32,
+                                   num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2,
+                                   sliding_window=12, max_position_embeddings=64,
+                                   rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0,
+                                                        original_max_position_embeddings=16,
+                                                        beta_fast=4.0, beta_slow=1.0, truncate=False)),
+                     {"": Type.Q8_0, "gate": Type.MXFP4, "up": Type.MXFP4, "down": Type.MXFP4}),
 }
 VARIANTS["gguf-qwen2"][0].pop("head_dim")
 
-NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-         "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-         "mlp.down_proj": "ffn_down"}
-GEMMA_NAMES = NAMES | {"post_attention_layernorm": "post_attention_norm",
-                       "pre_feedforward_layernorm": "ffn_norm",
-                       "post_feedforward_layernorm": "post_ffw_norm"}
+CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between float32 and float32
+
+ARCHITECTURES = {"mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe",
+                 "gpt_oss": "gpt-oss"}
+PAIRED = ("llama", "mixtral")  # rows of q and k are put into another order
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
 # so that weights are about 0 on average.
@@ -83,14 +99,18 @@ RANDOM = {Type.Q2_K: (80, 82, 1.5), Type.Q3_K: (108, None, 0), Type.Q4_K: (0, 2,
           Type.IQ4_XS: (0, None, 0)}
 
 
-def gguf_name(name, names):
-    whole = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight",
-             "model.norm.weight": "output_norm.weight"}
-    if name in whole:
-        return whole[name]
-    _, _, layer, rest = name.split(".", 3)
-    module, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{names[module]}.{kind}"
+def names_of(config):
+    """A function from a parameter's name to the name that the package has for it."""
+    name = ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}[name]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+
+    def gguf_name(parameter):
+        found = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        assert found is not None, parameter
+        return found
+
+    return name, gguf_name
 
 
 def paired(weight, heads):
@@ -121,12 +141,41 @@ def random_blocks(shape, kind, size, generator):
     return scaled(np.full(blocks, 2.0 ** -8 * size / float(values.std())))
 
 
-def make_tensor(name, weight, kind, generator):
+def make_tensor(weight, kind, generator):
     """What the file has, and its values: both in the file's order."""
     if kind in RANDOM:
         return random_blocks(weight.shape, kind, float(weight.std()), generator)
     data = gguf.quants.quantize(weight, kind)
     return data, gguf.quants.dequantize(data, kind)
+
+
+def parts_of(key, weight, turns):
+    """The tensors of a file that hold a parameter: names as of modules, and values.
+
+    turns: outputs of gate and up take turns, behind inputs (gpt-oss); else gate is the first half."""
+    if ".experts." not in key:
+        return {key + ".weight" if key.endswith("sinks") else key: weight}
+    at = key[:key.index(".experts.") + len(".experts.")]
+    kind = "bias" if key.endswith("_bias") else "weight"
+    if turns and kind == "weight":
+        weight = weight.swapaxes(1, 2)
+    if "down_proj" in key:
+        return {f"{at}down_proj.{kind}": weight}
+    half = weight.shape[1] // 2
+    gate, up = (weight[:, ::2], weight[:, 1::2]) if turns else (weight[:, :half], weight[:, half:])
+    return {f"{at}gate_proj.{kind}": gate, f"{at}up_proj.{kind}": up}
+
+
+def joined(key, parts, turns):
+    """The parameter that parts_of took apart."""
+    values = list(parts.values())
+    if len(values) == 2:
+        gate, up = values
+        values = [np.stack((gate, up), axis=2).reshape(len(gate), -1, *gate.shape[2:]) if turns else
+                  np.concatenate((gate, up), axis=1)]
+    if turns and ".experts." in key and not key.endswith("_bias"):
+        return values[0].swapaxes(1, 2)
+    return values[0]
 
 
 def write_metadata(writer, config):
@@ -142,9 +191,17 @@ def write_metadata(writer, config):
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     rope = config.rope_parameters
-    if config.model_type == "gemma3_text":
+    if config.model_type in ("gemma3_text", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window)
-        rope = rope["full_attention"]
+    rope = rope.get("full_attention", rope)
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -153,6 +210,9 @@ def write_metadata(writer, config):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -169,9 +229,10 @@ def make_variant(name, spec, types, seed):
     path = folder / "model.gguf"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    gemma = config.model_type == "gemma3_text"
-    names = GEMMA_NAMES if gemma else NAMES
-    writer = gguf.GGUFWriter(path, "gemma3" if gemma else config.model_type)
+    gemma = config.model_type.startswith("gemma")
+    turns = config.model_type == "gpt_oss"
+    architecture, gguf_name = names_of(config)
+    writer = gguf.GGUFWriter(path, architecture)
     write_metadata(writer, config)
     if config.rope_parameters.get("rope_type") == "llama3":
         frequencies = model.model.rotary_emb.inv_freq
@@ -180,17 +241,26 @@ def make_variant(name, spec, types, seed):
     for key, parameter in model.named_parameters():
         weight = parameter.detach().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
-            key.split(".")[-2]) if config.model_type == "llama" else None
+            key.split(".")[-2]) if config.model_type in PAIRED else None
         if heads:
             weight = paired(weight, heads)
-        if weight.ndim == 2:
-            kind = types.get(key.split(".")[-2], types[""])
-            data, value = make_tensor(key, weight, kind, generator)
-            writer.add_tensor(gguf_name(key, names), data, raw_dtype=kind)
+        if weight.ndim >= 2 and not key.endswith("bias"):
+            values = {}
+            for part, matrix in parts_of(key, weight, turns).items():
+                last = part.split(".")[-2]
+                kind = types.get(last.removesuffix("_proj") if ".experts." in part else last, types[""])
+                if last in ("router", "gate"):
+                    kind = Type.F32
+                matrix = np.ascontiguousarray(matrix)
+                data, value = make_tensor(matrix.reshape(-1, matrix.shape[-1]), kind, generator)
+                writer.add_tensor(gguf_name(part), data.reshape(*matrix.shape[:-1], -1), raw_dtype=kind)
+                values[part] = value.reshape(matrix.shape)
+            value = joined(key, values, turns)
         else:
             stored = weight + 1 if gemma else weight
             value = stored - 1 if gemma else weight
-            writer.add_tensor(gguf_name(key, names), stored)
+            for part, vector in parts_of(key, stored, turns).items():
+                writer.add_tensor(gguf_name(part), np.ascontiguousarray(vector))
         shuffled.get_parameter(key).data = torch.from_numpy(value.copy())
         if heads:
             value = unpaired(value, heads)
@@ -205,9 +275,13 @@ def make_variant(name, spec, types, seed):
     order = float((logits_of(shuffled, tokens) - logits).abs().max()) / largest
     print(f"{name}: largest logit {largest:.3g}, least lead {lead:.3g}, seed {seed}, {path.stat().st_size}"
           f" bytes; rows of q and k in the file's order {order:.2g}")
-    if config.model_type == "llama" and order < MISTAKE:
+    if config.model_type in PAIRED and order < MISTAKE:
         return "a mistake moves the logits by too little"
-    if gemma:
+    if parity_experts.has_experts(model):
+        clear = parity_experts.router_lead(model, tokens)
+        if clear < CLEAR:
+            return f"experts are chosen by a lead of {clear:.2g} only"
+    if config.model_type not in ("llama", "qwen2", "qwen3"):  # safetensors' fixtures show these
         for what, deed in mistakes(model):
             if what == "scale of heads":  # it is the right one here
                 continue

@@ -454,6 +454,15 @@ TEST_F(Gguf, WhatGemma3sFilesSayOfRopeWindowsAndCapsIsRead) {
   EXPECT_EQ(config.rope_scaling.factor, 8);
   EXPECT_EQ(config.final_softcap, 30);
   EXPECT_TRUE(config.warnings.empty()) << config.warnings.front();
+  // Or which layers have a window, one by one.
+  gguf::File layers = file;
+  layers.set(gguf::flags("gemma3.attention.sliding_window_pattern", {false, true}));
+  EXPECT_EQ(ModelConfig::load(write(layers)).attention.sliding_window,
+            (std::vector<std::int64_t>{0, 512}));
+  layers.set(gguf::flags("gemma3.attention.sliding_window_pattern", {false, true, true}));
+  expect_refused<FileError>(layers, {"sliding_window_pattern is an array of 3 bools", "2 layers"});
+  layers.set(gguf::integers("gemma3.attention.sliding_window_pattern", {0, 1}));
+  expect_refused<FileError>(layers, {"an array of 2 int32s", "flags"});
   // Of a llama these are not read.
   gguf::File llama = small();
   llama.set(gguf::real("llama.rope.freq_base_swa", 2e4F));
@@ -477,9 +486,8 @@ TEST_F(Gguf, OtherModelsAreRefusedByKeyAndValue) {
     std::vector<std::string_view> says;
   };
   for (const Case& one : std::vector<Case>{
-           {gguf::words("general.architecture", "gemma2"),
-            {"\"gemma2\"", "llama, qwen2, qwen3, gemma3"}},
-           {gguf::number("llama.expert_count", 8), {"llama.expert_count is 8", "dense"}},
+           {gguf::words("general.architecture", "gemma"),
+            {"\"gemma\"", "llama, qwen2, qwen3, qwen3moe, gpt-oss, gemma3"}},
            {gguf::flag("llama.attention.causal", false), {"causal is false"}},
            {gguf::number("llama.attention.value_length", 40), {"value_length is 40", "80"}},
            {gguf::number("llama.rope.dimension_count", 40), {"dimension_count is 40"}},

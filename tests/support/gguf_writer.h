@@ -54,6 +54,12 @@ inline Value integers(std::string key, const std::vector<std::int32_t>& values) 
   return {std::move(key), content};
 }
 
+inline Value flags(std::string key, const std::vector<bool>& values) {
+  std::string content = bytes(array) + bytes(boolean) + bytes(std::uint64_t{values.size()});
+  for (const bool value : values) content += bytes(std::uint8_t{value});
+  return {std::move(key), content};
+}
+
 struct Tensor {
   std::string name;
   std::vector<std::uint64_t> dims;  // as the file has them: the length of rows first

@@ -46,7 +46,7 @@ constexpr std::size_t max_name = 65535;
 constexpr int max_array_depth = 4;  // of arrays in arrays
 constexpr std::size_t max_dims = 4;
 
-constexpr std::array<GgmlType, 29> types = {{
+constexpr std::array<GgmlType, 32> types = {{
     {0, "f32", 1, 4},         {1, "f16", 1, 2},         {2, "q4_0", 32, 18},
     {3, "q4_1", 32, 20},      {6, "q5_0", 32, 22},      {7, "q5_1", 32, 24},
     {8, "q8_0", 32, 34},      {10, "q2_K", 256, 84},    {11, "q3_K", 256, 110},
@@ -56,7 +56,8 @@ constexpr std::array<GgmlType, 29> types = {{
     {22, "iq2_s", 256, 82},   {23, "iq4_xs", 256, 136}, {24, "i8", 1, 1},
     {25, "i16", 1, 2},        {26, "i32", 1, 4},        {27, "i64", 1, 8},
     {28, "f64", 1, 8},        {29, "iq1_m", 256, 56},   {30, "bf16", 1, 2},
-    {34, "tq1_0", 256, 54},   {35, "tq2_0", 256, 66},
+    {34, "tq1_0", 256, 54},   {35, "tq2_0", 256, 66},   {39, "mxfp4", 32, 17},
+    {40, "nvfp4", 64, 36},    {41, "q1_0", 128, 18},
 }};
 
 template <class T>
@@ -477,6 +478,19 @@ std::vector<double> GgufFile::numbers(std::string_view key) const {
     from += sizes[value.element];
   }
   return numbers;
+}
+
+std::vector<bool> GgufFile::flags(std::string_view key) const {
+  const Value& value = array(key, "an array of flags");
+  if (value.element != boolean) fail(key, "an array of flags");
+  std::vector<bool> flags;
+  for (const std::byte byte : value.bytes) flags.push_back(byte != std::byte{0});
+  return flags;
+}
+
+bool GgufFile::is_array(std::string_view key) const {
+  const Value* value = find(key);
+  return value != nullptr && value->type == array_kind;
 }
 
 bool begins_as_gguf(const std::filesystem::path& path) {

@@ -69,6 +69,8 @@ class GgufFile {
   std::vector<std::string_view> texts(std::string_view key) const;
   std::vector<std::int64_t> integers(std::string_view key) const;
   std::vector<double> numbers(std::string_view key) const;
+  std::vector<bool> flags(std::string_view key) const;
+  bool is_array(std::string_view key) const;
 
   /// Throws FileError: "file: key is <found>; expected <expected>".
   [[noreturn]] void fail(std::string_view key, std::string_view expected) const;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -20,6 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t most_number = std::int64_t{1} << 40;
+constexpr std::int64_t most_layers = 1000;
 constexpr double most_factor = 1e9;
 
 // Keys of an architecture that are read, or say nothing about the network. Of others there are
@@ -52,6 +54,9 @@ constexpr std::array<std::string_view, 24> known_keys = {
 };
 constexpr std::array<std::string_view, 2> window_keys = {"attention.sliding_window",
                                                          "attention.sliding_window_pattern"};
+constexpr std::array<std::string_view, 4> expert_keys = {
+    "expert_feed_forward_length", "expert_weights_norm", "expert_weights_scale",
+    "expert_gating_func"};
 constexpr const char* sliding_base_key = "rope.freq_base_swa";
 constexpr const char* final_cap_key = "final_logit_softcapping";
 
@@ -63,6 +68,9 @@ bool has_sliding_rope(const Family& family) { return family.sliding_rope_theta >
 /// name: a key of the metadata, behind the architecture's name.
 bool is_read(const Family& family, std::string_view name) {
   if (std::ranges::find(known_keys, name) != known_keys.end()) return true;
+  if (family.mixture.experts > 0 && std::ranges::find(expert_keys, name) != expert_keys.end()) {
+    return true;
+  }
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
   if (family.final_softcap.has_value() && name == final_cap_key) return true;
@@ -102,19 +110,20 @@ class Translator {
     config_["num_attention_heads"] = heads;
     config_["num_key_value_heads"] = kv_heads;
     config_["head_dim"] = head_dim_;
-    config_["num_hidden_layers"] = size("block_count");
+    config_["num_hidden_layers"] = file_.integer(prefix_ + "block_count", 1, most_layers);
     config_["intermediate_size"] = size("feed_forward_length");
     config_["max_position_embeddings"] = size("context_length");
     config_["rms_norm_eps"] = file_.number(prefix_ + "attention.layer_norm_rms_epsilon", 0, 1);
     config_["vocab_size"] = vocabulary();
     config_["tie_word_embeddings"] = !has_tensor("output.weight");
-    if (architecture_.model_type != "qwen2") {
+    if (family_.reads_attention_bias) {
       config_["attention_bias"] = has_tensor("blk.0.attn_q.bias");
     }
-    if (architecture_.model_type == "llama") config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
+    if (family_.reads_mlp_bias) config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
     read_rope();
     read_scales();
     if (has_windows(family_)) read_windows();
+    if (architecture_.experts) read_experts();
     read_tokens();
     refuse_other_tensors();
     return std::move(config_);
@@ -127,37 +136,64 @@ class Translator {
   }
 
   void refuse_other_networks() const {
-    if (file_.integer(prefix_ + "expert_count", 0, most_number, 0) > 0) {
-      file_.unsupported(prefix_ + "expert_count",
-                        "dense models in GGUF, and mixtures of experts from safetensors");
-    }
     const std::string causal = prefix_ + "attention.causal";
     if (!file_.flag(causal, true)) file_.unsupported(causal, "models that read forwards");
   }
 
-  /// What the network would not read belongs to another one: a bias, a norm, more layers.
-  void refuse_other_tensors() const {
-    std::set<std::string> known = {"token_embd.weight", "output_norm.weight", "output.weight"};
-    if (!has_sliding_rope(family_)) known.insert(rope_factors);
-    const bool qwen2 = architecture_.model_type == "qwen2";
-    const bool biased = qwen2 || config_.value("attention_bias", false);
-    const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
-    for (std::int64_t l = 0; l < layers && known.size() <= 2 * file_.tensors().size() + 64; ++l) {
-      const std::string at = fmt::format("blk.{}.", l);
-      for (const auto& names : {gguf_projections(), architecture_.norms}) {
-        for (const auto& [ours, name] : names) known.insert(fmt::format("{}{}.weight", at, name));
-      }
-      if (biased) {
-        for (const char* name : {"attn_q", "attn_k", "attn_v"}) known.insert(at + name + ".bias");
-        if (!qwen2) known.insert(at + "attn_output.bias");
-      }
-      if (config_.value("mlp_bias", false)) {
-        for (const char* name : {"ffn_gate", "ffn_up", "ffn_down"})
-          known.insert(at + name + ".bias");
+  /// Names of tensors that the network reads in each layer, as they stand behind "blk.N.".
+  std::set<std::string> names_in_layer() const {
+    std::set<std::string> names;
+    const auto add = [&](std::string_view name, bool has_bias) {
+      names.insert(fmt::format("{}.weight", name));
+      if (has_bias) names.insert(fmt::format("{}.bias", name));
+    };
+    const bool attention_bias = config_.value("attention_bias", false);
+    const bool qkv_bias = family_.always_qkv_bias || attention_bias;
+    for (const auto& [ours, name] : architecture_.norms) add(name, false);
+    for (const auto& [ours, name] : gguf_projections()) {
+      if (ours == "self_attn.o_proj") {
+        add(name, attention_bias && !family_.never_o_bias);
+      } else if (ours.starts_with("self_attn.")) {
+        add(name, qkv_bias);
+      } else if (!architecture_.experts) {
+        add(name, config_.value("mlp_bias", false));
       }
     }
+    if (family_.attention_sinks) add(gguf_sinks, false);
+    if (!architecture_.experts) return names;
+    const bool expert_bias = family_.mixture.fused;
+    add(gguf_router, expert_bias);
+    add(gguf_gate_up_experts, expert_bias);
+    for (const std::string_view name : gguf_experts()) add(name, expert_bias);
+    const auto experts = config_["num_local_experts"].get<std::int64_t>();
+    for (const auto& [ours, name] : gguf_projections()) {
+      if (!ours.starts_with("mlp.")) continue;
+      for (std::int64_t e = 0; e < experts; ++e) add(gguf_expert(name, e), false);
+    }
+    return names;
+  }
+
+  /// What the network would not read belongs to another one: a bias, a norm, more layers.
+  void refuse_other_tensors() const {
+    std::set<std::string_view> whole = {"token_embd.weight", "output_norm.weight", "output.weight"};
+    if (!has_sliding_rope(family_)) whole.insert(rope_factors);
+    const std::set<std::string> in_layer = names_in_layer();
+    const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
+    const auto is_read = [&](std::string_view name) {
+      constexpr std::string_view block = "blk.";
+      if (!name.starts_with(block)) return whole.contains(name);
+      const std::size_t dot = name.find('.', block.size());
+      if (dot == name.npos) return false;
+      const std::string_view number = name.substr(block.size(), dot - block.size());
+      std::int64_t layer = -1;
+      const auto [end, error] =
+          std::from_chars(number.data(), number.data() + number.size(), layer);
+      return error == std::errc() && end == number.data() + number.size() && layer >= 0 &&
+             layer < layers && number == fmt::to_string(layer) &&
+             in_layer.contains(std::string(name.substr(dot + 1)));
+    };
     for (const auto& [name, tensor] : file_.tensors()) {
-      if (known.contains(std::string(name))) continue;
+      if (is_read(name)) continue;
       throw Unsupported(fmt::format(
           "{}: has tensor {}, which topkv does not read in a network of architecture {} with {} "
           "layers; expected a model without it",
@@ -218,7 +254,10 @@ class Translator {
     } else if (type == "linear" || type == "yarn") {
       rope["rope_type"] = type;
       rope["factor"] = factor();
-      if (type == "yarn") read_yarn(at + "scaling.", rope);
+      if (type == "yarn") {
+        read_yarn(at + "scaling.", rope);
+        if (!architecture_.yarn_truncates) rope["truncate"] = false;
+      }
     } else if (type != "none") {
       file_.unsupported(type_key, "\"none\", \"linear\" and \"yarn\"");
     }
@@ -240,9 +279,51 @@ class Translator {
   /// Which layers have the window is the architecture's, where the file does not say.
   void read_windows() {
     config_["sliding_window"] = size(window_keys[0].data());
-    const std::string pattern = prefix_ + std::string(window_keys[1]);
-    if (file_.has(pattern))
-      config_["sliding_window_pattern"] = file_.integer(pattern, 1, most_number);
+    const std::string key = prefix_ + std::string(window_keys[1]);
+    if (!file_.has(key)) return;
+    const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
+    std::vector<bool> windowed;
+    if (file_.is_array(key)) {
+      windowed = file_.flags(key);
+      if (std::ssize(windowed) != layers) {
+        file_.fail(key, fmt::format("a flag for each of the {} layers (block_count)", layers));
+      }
+    } else {
+      const std::int64_t pattern = file_.integer(key, 1, most_number);
+      for (std::int64_t l = 0; l < layers; ++l) windowed.push_back((l + 1) % pattern != 0);
+    }
+    Json types = Json::array();
+    for (const bool has : windowed) types.push_back(has ? "sliding_attention" : "full_attention");
+    config_["layer_types"] = types;
+  }
+
+  void read_experts() {
+    constexpr std::int64_t most_experts = 1024;
+    const std::int64_t experts = file_.integer(prefix_ + "expert_count", 1, most_experts);
+    config_["num_local_experts"] = experts;
+    config_["num_experts_per_tok"] = file_.integer(prefix_ + "expert_used_count", 1, experts);
+    const std::string length = prefix_ + "expert_feed_forward_length";
+    const bool has_own_key = family_.mixture.intermediate_size > 0;
+    if (has_own_key || file_.has(length)) {
+      const char* key = has_own_key ? "moe_intermediate_size" : "intermediate_size";
+      config_[key] = file_.integer(length, 1, most_number);
+    }
+    const std::string scale = prefix_ + "expert_weights_scale";
+    const double factor = file_.number(scale, 0, most_factor, 1);
+    if (factor != 0 && factor != 1) {  // llama.cpp takes 0 for none
+      file_.unsupported(scale, "experts whose weights are as the router gives them (1)");
+    }
+    // As llama.cpp numbers them. Normalised, a softmax over all experts is one over the chosen.
+    constexpr std::int64_t softmax = 1, softmax_over_chosen = 3;
+    const std::string gating = prefix_ + "expert_gating_func";
+    const std::int64_t function = file_.integer(gating, 0, INT32_MAX, softmax);
+    if (function != softmax && function != softmax_over_chosen) {
+      file_.unsupported(gating, "routers with a softmax over all experts (1) or the chosen (3)");
+    }
+    if (family_.mixture.reads_softmax) {
+      config_["norm_topk_prob"] =
+          function == softmax_over_chosen || file_.flag(prefix_ + "expert_weights_norm", true);
+    }
   }
 
   void read_scales() {

@@ -19,6 +19,9 @@ constexpr std::array<GgufName, 7> projections = {{{"self_attn.q_proj", "attn_q"}
                                                   {"mlp.up_proj", "ffn_up"},
                                                   {"mlp.down_proj", "ffn_down"}}};
 
+constexpr std::array<std::string_view, 3> expert_names = {"ffn_gate_exps", "ffn_up_exps",
+                                                          "ffn_down_exps"};
+
 constexpr std::array<GgufName, 2> norms = {
     {{"input_layernorm", "attn_norm"}, {"post_attention_layernorm", "ffn_norm"}}};
 constexpr std::array<GgufName, 4> qwen3_norms = {{{"input_layernorm", "attn_norm"},
@@ -33,23 +36,72 @@ constexpr std::array<GgufName, 6> gemma3_norms = {
      {"pre_feedforward_layernorm", "ffn_norm"},
      {"post_feedforward_layernorm", "post_ffw_norm"}}};
 
-constexpr std::array<GgufArchitecture, 4> architectures = {
-    {{"llama", "llama", true, norms},
-     {"qwen2", "qwen2", false, norms},
-     {"qwen3", "qwen3", false, qwen3_norms},
-     {"gemma3", "gemma3_text", false, gemma3_norms, 62}}};  // 62 layers: Gemma 3 27B
+constexpr std::array<GgufName, 2> gpt_oss_norms = {
+    {{"input_layernorm", "attn_norm"}, {"post_attention_layernorm", "post_attention_norm"}}};
+
+constexpr std::array<GgufArchitecture, 7> architectures = {
+    {{.name = "llama",
+      .model_type = "llama",
+      .experts = false,
+      .interleaved = true,
+      .norms = norms},
+     {.name = "llama",
+      .model_type = "mixtral",
+      .experts = true,
+      .interleaved = true,
+      .norms = norms},
+     {.name = "qwen2",
+      .model_type = "qwen2",
+      .experts = false,
+      .interleaved = false,
+      .norms = norms},
+     {.name = "qwen3",
+      .model_type = "qwen3",
+      .experts = false,
+      .interleaved = false,
+      .norms = qwen3_norms},
+     {.name = "qwen3moe",
+      .model_type = "qwen3_moe",
+      .experts = true,
+      .interleaved = false,
+      .norms = qwen3_norms},
+     {.name = "gpt-oss",
+      .model_type = "gpt_oss",
+      .experts = true,
+      .interleaved = false,
+      .norms = gpt_oss_norms,
+      .yarn_truncates = false},
+     {.name = "gemma3",
+      .model_type = "gemma3_text",
+      .experts = false,
+      .interleaved = false,
+      .norms = gemma3_norms,
+      .layers_scaled_by_width = 62}}};  // 62 layers: Gemma 3 27B
 
 }  // namespace
 
 std::span<const GgufName> gguf_projections() { return projections; }
 
+std::span<const std::string_view> gguf_experts() { return expert_names; }
+
+std::string gguf_expert(std::string_view projection, std::int64_t expert) {
+  return fmt::format("{}.{}", projection, expert);
+}
+
 const GgufArchitecture& architecture_of(const GgufFile& file) {
   constexpr const char* key = "general.architecture";
   const std::string name = file.text(key);
-  const auto* const found = std::ranges::find(architectures, name, &GgufArchitecture::name);
-  if (found != architectures.end()) return *found;
+  const std::string experts_key = name + ".expert_count";
+  const bool experts = file.integer(experts_key, 0, INT64_MAX, 0) > 0;
   std::vector<std::string_view> names;
-  for (const GgufArchitecture& known : architectures) names.push_back(known.name);
+  bool is_known = false;
+  for (const GgufArchitecture& known : architectures) {
+    if (known.name == name && known.experts == experts) return known;
+    is_known = is_known || known.name == name;
+    if (names.empty() || names.back() != known.name) names.push_back(known.name);
+  }
+  if (is_known && experts) file.unsupported(experts_key, fmt::format("dense models of {}", name));
+  if (is_known) file.fail(experts_key, fmt::format("1 or more experts in {}", name));
   file.unsupported(
       key, fmt::format("{} in GGUF files, and other families in a directory with safetensors",
                        fmt::join(names, ", ")));

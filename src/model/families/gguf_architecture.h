@@ -2,7 +2,9 @@
 // tensors of its layers. An architecture is one entry of the table.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +20,8 @@ using GgufName = std::pair<std::string_view, std::string_view>;
 struct GgufArchitecture {
   std::string_view name;        ///< general.architecture
   std::string_view model_type;  ///< of Hugging Face
+  /// Of files with an expert_count. An architecture of both kinds has two entries.
+  bool experts;
   /// Rows of q and k are in the order that turns neighbours (llama.cpp's converter puts them so):
   /// pairs of RoPE are elements (2i, 2i + 1). Scores do not depend on the order.
   bool interleaved;
@@ -25,12 +29,25 @@ struct GgufArchitecture {
   /// Layers of the one size of this architecture whose queries are scaled by the square root of
   /// hidden size / heads. Other sizes scale them by that of a head's length. 0: there is none.
   std::int64_t layers_scaled_by_width = 0;
+  /// Whether YaRN's bounds are rounded to whole pairs.
+  bool yarn_truncates = true;
 
   const Family& family() const { return *find_family(model_type); }
 };
 
-/// The projections of a layer; all architectures have them.
+/// The projections of a layer; all architectures have those of attention.
 std::span<const GgufName> gguf_projections();
+
+/// The projections of a layer's experts, in the order of FamilyMixture::projections: each is one
+/// tensor [experts, outputs, inputs].
+std::span<const std::string_view> gguf_experts();
+/// Gate and up of all experts in one tensor [experts, 2 * outputs, inputs], gate first, in place of
+/// the first two of gguf_experts (llama.cpp's --fuse-gate-up-exps).
+inline constexpr std::string_view gguf_gate_up_experts = "ffn_gate_up_exps";
+/// A projection ("ffn_up") of one expert, as files of before April 2024 have it: "ffn_up.3".
+std::string gguf_expert(std::string_view projection, std::int64_t expert);
+inline constexpr std::string_view gguf_router = "ffn_gate_inp";
+inline constexpr std::string_view gguf_sinks = "attn_sinks";
 
 /// Throws FileError, Unsupported naming those that topkv runs.
 const GgufArchitecture& architecture_of(const GgufFile& file);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "src/core/math/convert.h"
@@ -78,6 +79,15 @@ void read_iq4(const std::byte* nibbles, Codes codes) {
 void read_iq4_nl(const std::byte* block, Codes codes, float* scales, float* /*offsets*/) {
   scales[0] = half(block);
   read_iq4(block + 2, codes);
+}
+
+/// A power of 2 by its exponent, then e2m1's bits, whose codes are twice its values.
+void read_mxfp4(const std::byte* block, Codes codes, float* scales, float* /*offsets*/) {
+  scales[0] = std::ldexp(1.0F, byte(block, 0) - 128);
+  for (int j = 0; j < 16; ++j) {
+    put(codes, j, low(block + 1, j));
+    put(codes, j + 16, high(block + 1, j));
+  }
 }
 
 // Super-blocks of 256.
@@ -172,7 +182,7 @@ void read_q6_k(const std::byte* block, Codes codes, float* scales, float* /*offs
   }
 }
 
-constexpr std::array<BlockFormat, 12> formats = {{{2, Packing::int4, 32, false, read_q4_0},
+constexpr std::array<BlockFormat, 13> formats = {{{2, Packing::int4, 32, false, read_q4_0},
                                                   {3, Packing::int4, 32, true, read_q4_1},
                                                   {6, Packing::int8, 32, false, read_q5_0},
                                                   {7, Packing::int8, 32, true, read_q5_1},
@@ -183,7 +193,8 @@ constexpr std::array<BlockFormat, 12> formats = {{{2, Packing::int4, 32, false, 
                                                   {13, Packing::int8, 32, true, read_q5_k},
                                                   {14, Packing::int8, 16, false, read_q6_k},
                                                   {20, Packing::int8, 32, false, read_iq4_nl},
-                                                  {23, Packing::int8, 32, false, read_iq4_xs}}};
+                                                  {23, Packing::int8, 32, false, read_iq4_xs},
+                                                  {39, Packing::fp4, 32, false, read_mxfp4}}};
 
 }  // namespace
 

@@ -20,8 +20,8 @@ struct BlockFormat {
   Packing packing = Packing::int8;
   std::int64_t group = 32;  ///< inputs that share a scale
   bool has_offsets = false;
-  /// Unpacks one block: codes of its inputs, scales and offsets of its groups. offsets: null
-  /// without has_offsets.
+  /// Unpacks one block: codes of its inputs (fp4: their four bits), scales and offsets of its
+  /// groups. offsets: null without has_offsets.
   void (*read)(const std::byte* block, std::int8_t* codes, float* scales, float* offsets) = nullptr;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -36,19 +37,59 @@ std::string_view renamed(std::span<const GgufName> names, std::string_view name)
   return found == names.end() ? std::string_view() : found->second;
 }
 
+/// "model.layers.3.mlp.up_proj.weight": layer "3", part "mlp.up_proj.weight".
+struct LayerPart {
+  std::string_view layer;
+  std::string_view part;
+};
+
+std::optional<LayerPart> layer_part(std::string_view name) {
+  constexpr std::string_view layers = "model.layers.";
+  if (!name.starts_with(layers)) return {};
+  name.remove_prefix(layers.size());
+  const std::size_t dot = name.find('.');
+  return LayerPart{name.substr(0, dot), name.substr(dot + 1)};
+}
+
 /// "model.layers.3.mlp.up_proj.weight" to "blk.3.ffn_up.weight".
 std::string gguf_name(const GgufArchitecture& architecture, std::string_view name) {
-  constexpr std::string_view layers = "model.layers.";
-  const std::size_t last = name.rfind('.');
-  const std::string_view kind = name.substr(last);
-  std::string_view rest = name.substr(0, last);
-  if (!rest.starts_with(layers)) return fmt::format("{}{}", renamed(whole_names, rest), kind);
-  rest.remove_prefix(layers.size());
+  const auto in_layer = layer_part(name);
+  const std::string_view part = in_layer ? in_layer->part : name;
+  if (in_layer && part == "self_attn.sinks")
+    return fmt::format("blk.{}.{}.weight", in_layer->layer, gguf_sinks);
+  const std::size_t last = part.rfind('.');
+  const std::string_view module = part.substr(0, last);
+  const std::string_view kind = part.substr(last);
+  if (!in_layer) return fmt::format("{}{}", renamed(whole_names, module), kind);
+  std::string_view found = renamed(gguf_projections(), module);
+  if (found.empty()) found = renamed(architecture.norms, module);
+  if (architecture.experts && module == architecture.family().mixture.router) found = gguf_router;
+  return fmt::format("blk.{}.{}{}", in_layer->layer, found, kind);
+}
+
+/// A projection of an expert, as FamilyMixture names it.
+struct ExpertPart {
+  std::string layer;
+  std::size_t projection = 0;  // of FamilyMixture::projections
+  std::int64_t expert = 0;
+};
+
+/// Of the name of one expert's matrix: "model.layers.3.mlp.experts.5.up_proj.weight".
+std::optional<ExpertPart> expert_part(const GgufArchitecture& architecture, std::string_view name) {
+  const auto in_layer = layer_part(name);
+  if (!architecture.experts || !in_layer) return {};
+  const FamilyMixture& mixture = architecture.family().mixture;
+  const std::string before = fmt::format("{}.", mixture.experts_at);
+  if (!in_layer->part.starts_with(before)) return {};
+  const std::string_view rest = in_layer->part.substr(before.size());
   const std::size_t dot = rest.find('.');
-  const std::string_view part = rest.substr(dot + 1);
-  std::string_view renamed_part = renamed(gguf_projections(), part);
-  if (renamed_part.empty()) renamed_part = renamed(architecture.norms, part);
-  return fmt::format("blk.{}.{}{}", rest.substr(0, dot), renamed_part, kind);
+  ExpertPart found{std::string(in_layer->layer)};
+  std::from_chars(rest.data(), rest.data() + dot, found.expert);
+  for (const std::string_view projection : mixture.projections) {
+    if (rest.substr(dot + 1) == fmt::format("{}.weight", projection)) return found;
+    ++found.projection;
+  }
+  return {};
 }
 
 std::optional<DType> plain_type(const GgmlType& type) {
@@ -97,6 +138,8 @@ struct Unpack {
         std::byte* const out = to.codes + r * form.row_bytes();
         if (form.packing == Packing::int4) {
           pack_int4(codes.data(), form.in_features, out);
+        } else if (form.packing == Packing::fp4) {
+          pack_nibbles(reinterpret_cast<const std::uint8_t*>(codes.data()), form.in_features, out);
         } else {
           std::copy_n(reinterpret_cast<const std::byte*>(codes.data()), form.in_features, out);
         }
@@ -115,7 +158,7 @@ class GgufCheckpoint : public Checkpoint {
   std::string quantised() const override {
     std::map<std::string_view, std::size_t> bytes;  // of matrices, by type
     for (const auto& [name, tensor] : file_.tensors()) {
-      if (tensor.shape.size() == 2 && !plain_type(*tensor.type)) {
+      if (tensor.shape.size() >= 2 && !plain_type(*tensor.type)) {
         bytes[tensor.type->name] += tensor.bytes.size();
       }
     }
@@ -133,45 +176,53 @@ class GgufCheckpoint : public Checkpoint {
 
   MatrixSource matrix(const std::string& name, MatrixRows rows, std::int64_t in,
                       WeightFormat format) const override {
+    if (const auto expert = expert_part(architecture_, name))
+      return expert_matrix(*expert, experts(), rows.of, in, format);
     const std::string stored = gguf_name(architecture_, name);
-    const Tensor& tensor = get(stored, {rows.of, in});
-    const std::string what = what_of(stored);
-    if (const auto dtype = plain_type(*tensor.type)) {
-      const Matrix plain{tensor.bytes.data() + rows.first * in * bytes_of(*dtype), *dtype,
-                         rows.count, in};
-      return plain_matrix(plain, format, what, rows.first);
+    return matrix_of(get(stored, {rows.of, in}), 0, rows, in, format, what_of(stored));
+  }
+
+  MatrixSource fused_expert(const std::string& name, const FusedExpert& which, std::int64_t out,
+                            std::int64_t in, WeightFormat format) const override {
+    // Gate and up, whose outputs take turns in transformers' tensor, are tensors of their own here.
+    const std::size_t projection = which.step == 2 ? static_cast<std::size_t>(which.first) : 2;
+    return expert_matrix({std::string(layer_part(name)->layer), projection, which.expert},
+                         which.experts, out, in, format);
+  }
+
+  std::int64_t fused_biases(const std::string& name, std::int64_t experts,
+                            std::span<float> to) const override {
+    const std::string at = fmt::format("blk.{}.", layer_part(name)->layer);
+    const auto count = static_cast<std::int64_t>(to.size());
+    const auto read = [&](std::string_view part, std::int64_t width, std::span<float> values) {
+      return widened(fmt::format("{}{}.bias", at, part), {experts, width}, values);
+    };
+    if (name.ends_with("down_proj_bias")) return read(gguf_experts()[2], count / experts, to);
+    const std::int64_t width = count / experts / 2;
+    std::vector<float> values(to.size());
+    std::int64_t bytes = 0;
+    std::int64_t stride = width;  // from an expert to the next, in values
+    if (has_stored(fmt::format("{}{}.bias", at, gguf_gate_up_experts))) {
+      stride = 2 * width;
+      bytes = read(gguf_gate_up_experts, stride, values);
+    } else {
+      const std::span<float> all(values);
+      bytes = read(gguf_experts()[0], width, all.first(to.size() / 2));
+      bytes += read(gguf_experts()[1], width, all.last(to.size() / 2));
     }
-    const BlockFormat* blocks = find_block_format(*tensor.type);
-    if (blocks == nullptr) {
-      throw Unsupported(fmt::format(
-          "{} is of type {}, which is not implemented; topkv reads f32, f16, bf16, q8_0, q4_0, "
-          "q4_1, q5_0, q5_1, q2_K to q6_K, iq4_nl and iq4_xs: convert the model to one of them",
-          what, tensor.type->name));
+    const std::int64_t up_at = stride == width ? count / 2 : width;
+    for (std::int64_t i = 0; i < count / 2; ++i) {
+      const std::int64_t from = i / width * stride + i % width;
+      to[static_cast<std::size_t>(2 * i)] = values[static_cast<std::size_t>(from)];
+      to[static_cast<std::size_t>(2 * i + 1)] = values[static_cast<std::size_t>(from + up_at)];
     }
-    Matrix form{nullptr,         DType::f32,    rows.count,         in,
-                blocks->packing, blocks->group, blocks->has_offsets};
-    const std::int64_t row_bytes = in / tensor.type->inputs * tensor.type->bytes;
-    return {form,
-            Unpack{blocks, tensor.type, tensor.bytes.data() + rows.first * row_bytes, form, what,
-                   rows.first},
-            {}};
+    return bytes;
   }
 
   bool has_whole_norms() const override { return true; }
 
   std::int64_t vector(const std::string& name, std::span<float> to) const override {
-    const std::string stored = gguf_name(architecture_, name);
-    const auto size = static_cast<std::int64_t>(to.size());
-    const Tensor& tensor = get(stored, {size});
-    const auto dtype = plain_type(*tensor.type);
-    if (!dtype) {
-      throw Unsupported(fmt::format(
-          "{}: tensor {} is of type {}; topkv reads norms and biases in f32, f16 and bf16",
-          path_text(source()), stored, tensor.type->name));
-    }
-    topkv::check_finite(tensor.bytes.data(), *dtype, tensor.shape, what_of(stored));
-    to_float(tensor.bytes.data(), *dtype, size, to.data());
-    return static_cast<std::int64_t>(tensor.bytes.size());
+    return widened(gguf_name(architecture_, name), {static_cast<std::int64_t>(to.size())}, to);
   }
 
   void check_finite() const override {
@@ -184,6 +235,75 @@ class GgufCheckpoint : public Checkpoint {
  private:
   std::string what_of(std::string_view name) const {
     return fmt::format("{}: tensor {}", path_text(source()), printable_beginning(name));
+  }
+
+  bool has_stored(std::string_view name) const {
+    return file_.tensors().find(name) != file_.tensors().end();
+  }
+
+  std::int64_t experts() const {
+    return file_.integer(fmt::format("{}.expert_count", architecture_.name), 1, INT32_MAX);
+  }
+
+  MatrixSource expert_matrix(const ExpertPart& part, std::int64_t experts, std::int64_t out,
+                             std::int64_t in, WeightFormat format) const {
+    const std::string at = fmt::format("blk.{}.", part.layer);
+    const auto stacked = [&](std::string_view name, std::int64_t rows, std::int64_t first) {
+      const std::string stored = fmt::format("{}{}.weight", at, name);
+      return matrix_of(get(stored, {experts, rows, in}), part.expert * rows, {first, out, rows}, in,
+                       format,
+                       fmt::format("{}: expert {} of tensor {}", path_text(source()), part.expert,
+                                   printable_beginning(stored)));
+    };
+    const std::string_view own = gguf_experts()[part.projection];
+    if (!has_stored(fmt::format("{}{}.weight", at, own))) {
+      if (part.projection < 2 && has_stored(fmt::format("{}{}.weight", at, gguf_gate_up_experts))) {
+        return stacked(gguf_gate_up_experts, 2 * out,
+                       part.projection * static_cast<std::size_t>(out));
+      }
+      constexpr std::array<std::string_view, 3> alone = {"ffn_gate", "ffn_up", "ffn_down"};
+      const std::string stored =
+          fmt::format("{}{}.weight", at, gguf_expert(alone[part.projection], part.expert));
+      if (has_stored(stored))
+        return matrix_of(get(stored, {out, in}), 0, {0, out, out}, in, format, what_of(stored));
+    }
+    return stacked(own, out, 0);
+  }
+
+  /// Rows of one of the matrices of a tensor, each [rows.of, in]; before: rows of those in front.
+  static MatrixSource matrix_of(const Tensor& tensor, std::int64_t before, MatrixRows rows,
+                                std::int64_t in, WeightFormat format, const std::string& what) {
+    const GgmlType& type = *tensor.type;
+    const std::byte* const data =
+        tensor.bytes.data() + (before + rows.first) * (in / type.inputs * type.bytes);
+    if (const auto dtype = plain_type(type))
+      return plain_matrix({data, *dtype, rows.count, in}, format, what, rows.first);
+    const BlockFormat* blocks = find_block_format(type);
+    if (blocks == nullptr) {
+      throw Unsupported(fmt::format(
+          "{} is of type {}, which is not implemented; topkv reads f32, f16, bf16, q8_0, q4_0, "
+          "q4_1, q5_0, q5_1, q2_K to q6_K, iq4_nl, iq4_xs and mxfp4: convert the model to one of "
+          "them",
+          what, type.name));
+    }
+    Matrix form{nullptr,         DType::f32,    rows.count,         in,
+                blocks->packing, blocks->group, blocks->has_offsets};
+    return {form, Unpack{blocks, &type, data, form, what, rows.first}, {}};
+  }
+
+  /// Values of a plain tensor of this shape. Returns its bytes in the file.
+  std::int64_t widened(const std::string& stored, const std::vector<std::int64_t>& shape,
+                       std::span<float> to) const {
+    const Tensor& tensor = get(stored, shape);
+    const auto dtype = plain_type(*tensor.type);
+    if (!dtype) {
+      throw Unsupported(fmt::format(
+          "{}: tensor {} is of type {}; topkv reads norms and biases in f32, f16 and bf16",
+          path_text(source()), stored, tensor.type->name));
+    }
+    topkv::check_finite(tensor.bytes.data(), *dtype, tensor.shape, what_of(stored));
+    to_float(tensor.bytes.data(), *dtype, std::ssize(to), to.data());
+    return static_cast<std::int64_t>(tensor.bytes.size());
   }
 
   const Tensor& get(const std::string& name, const std::vector<std::int64_t>& shape) const {
