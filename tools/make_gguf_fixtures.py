@@ -5,7 +5,7 @@ The files are written by the `gguf` package, and what their blocks stand for is 
 them: transformers computes the logits over those weights, in float32. Blocks of types that the
 package cannot make (q2_K to q6_K, iq4) are random bytes with scales that give weights of the usual
 size. Tensors have the names that the package's own table gives them. As llama.cpp's converter does,
-rows of q and k are put into another order for the architecture "llama", the scaling of Llama 3.1's
+rows of q and k are put into another order for "llama" and "smollm3", the scaling of Llama 3.1's
 RoPE is told by the tensor rope_freqs.weight, norms of Gemma have 1 added, and experts are stacked,
 gate and up apart. Gemma 3's file does not say which layers slide, nor with which RoPE; gpt-oss's
 does not say that YaRN's bounds are not rounded.
@@ -17,6 +17,7 @@ Needs tools/requirements.txt. Run from anywhere: python tools/make_gguf_fixtures
 """
 
 import copy
+import math
 import shutil
 import sys
 import tempfile
@@ -83,14 +84,40 @@ VARIANTS = {
                                                         original_max_position_embeddings=16,
                                                         beta_fast=4.0, beta_slow=1.0, truncate=False)),
                      {"": Type.Q8_0, "gate": Type.MXFP4, "up": Type.MXFP4, "down": Type.MXFP4}),
+    "gguf-gemma2": (COMMON | dict(model_type="gemma2", hidden_size=32, intermediate_size=64, head_dim=32,
+                                  num_hidden_layers=2, tie_word_embeddings=True, sliding_window=16,
+                                  query_pre_attn_scalar=32, attn_logit_softcapping=3.0,
+                                  final_logit_softcapping=2.0, pad_token_id=0, rope_parameters=theta(10000.0)),
+                    {"": Type.Q8_0, "up_proj": Type.Q5_1}),
+    "gguf-phi3": (COMMON | dict(model_type="phi3", hidden_size=64, intermediate_size=32, num_attention_heads=2,
+                                num_key_value_heads=1, num_hidden_layers=2, pad_token_id=0, sliding_window=40,
+                                max_position_embeddings=128, original_max_position_embeddings=32,
+                                rope_parameters=dict(rope_type="longrope", rope_theta=100.0,
+                                                     partial_rotary_factor=0.75,
+                                                     short_factor=[1 + 0.1 * i for i in range(12)],
+                                                     long_factor=[1 + 0.8 * i for i in range(12)])),
+                  {"": Type.Q8_0, "qkv_proj": Type.Q5_0}),
+    "gguf-glm4": (COMMON | dict(model_type="glm4", hidden_size=32, intermediate_size=64, head_dim=64,
+                                num_hidden_layers=2, pad_token_id=0,
+                                rope_parameters=theta(100.0) | dict(partial_rotary_factor=0.5)),
+                  {"": Type.Q8_0, "o_proj": Type.Q4_0}),
+    "gguf-olmo2": (COMMON | dict(model_type="olmo2", hidden_size=64, intermediate_size=32, num_hidden_layers=2,
+                                 rope_parameters=theta(500000.0)),
+                   {"": Type.Q8_0, "down_proj": Type.IQ4_NL}),
+    "gguf-smollm3": (COMMON | dict(model_type="smollm3", hidden_size=32, intermediate_size=64, head_dim=32,
+                                   num_hidden_layers=4, tie_word_embeddings=True, pad_token_id=0,
+                                   rope_parameters=theta(2000000.0)),
+                     {"": Type.Q8_0, "v_proj": Type.Q4_1}),
 }
+for name in ("gguf-phi3", "gguf-olmo2"):
+    VARIANTS[name][0].pop("head_dim")
 VARIANTS["gguf-qwen2"][0].pop("head_dim")
 
 CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between float32 and float32
 
 ARCHITECTURES = {"mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe",
                  "gpt_oss": "gpt-oss"}
-PAIRED = ("llama", "mixtral")  # rows of q and k are put into another order
+PAIRED = ("llama", "mixtral", "smollm3")  # rows of q and k are put into another order
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
 # so that weights are about 0 on average.
@@ -189,10 +216,13 @@ def write_metadata(writer, config):
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
     rope = config.rope_parameters
-    if config.model_type in ("gemma3_text", "gpt_oss"):
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if config.model_type in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     rope = rope.get("full_attention", rope)
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts:
@@ -206,6 +236,14 @@ def write_metadata(writer, config):
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "longrope":
+        original = config.original_max_position_embeddings
+        writer.add_rope_scaling_orig_ctx_len(original)
+        stretch = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretch) / math.log(original)))
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight",
+                              np.array(rope[f"{length}_factor"], dtype=np.float32))
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])

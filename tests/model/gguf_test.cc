@@ -487,7 +487,9 @@ TEST_F(Gguf, OtherModelsAreRefusedByKeyAndValue) {
   };
   for (const Case& one : std::vector<Case>{
            {gguf::words("general.architecture", "gemma"),
-            {"\"gemma\"", "llama, qwen2, qwen3, qwen3moe, gpt-oss, gemma3"}},
+            {"\"gemma\"",
+             "llama, qwen2, qwen3, qwen3moe, gpt-oss, mistral3, smollm3, phi3, glm4, olmo2, "
+             "gemma2, gemma3"}},
            {gguf::flag("llama.attention.causal", false), {"causal is false"}},
            {gguf::number("llama.attention.value_length", 40), {"value_length is 40", "80"}},
            {gguf::number("llama.rope.dimension_count", 40), {"dimension_count is 40"}},

@@ -188,8 +188,10 @@ ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t l
     ModelConfig config = read_config(config_of_gguf(file), model, {}, length);
     config.rope_interleaved = architecture_of(file).interleaved;
     RopeScaling& scaling = config.rope_scaling;
-    scaling.pair_factors = rope_factors_of_gguf(file, config.rotary_dim / 2);
-    if (!scaling.pair_factors.empty()) scaling.kind = RopeScaling::Kind::frequency_factors;
+    if (auto factors = rope_factors_of_gguf(file, config.rotary_dim / 2); !factors.empty()) {
+      scaling.pair_factors = std::move(factors);
+      scaling.kind = RopeScaling::Kind::frequency_factors;
+    }
     for (std::string line : {unread_gguf_warning(file), gguf_chunks_warning(file)}) {
       if (!line.empty()) config.warnings.push_back(std::move(line));
     }

@@ -58,11 +58,17 @@ constexpr std::array<std::string_view, 4> expert_keys = {
     "expert_feed_forward_length", "expert_weights_norm", "expert_weights_scale",
     "expert_gating_func"};
 constexpr const char* sliding_base_key = "rope.freq_base_swa";
+constexpr const char* score_cap_key = "attn_logit_softcapping";
 constexpr const char* final_cap_key = "final_logit_softcapping";
 
 constexpr const char* rope_factors = "rope_freqs.weight";
+constexpr const char* long_factors = "rope_factors_long.weight";
+constexpr const char* short_factors = "rope_factors_short.weight";
 
-bool has_windows(const Family& family) { return family.sliding == Family::Sliding::pattern; }
+bool has_windows(const Family& family) {
+  return family.sliding == Family::Sliding::pattern ||
+         family.sliding == Family::Sliding::all_layers;
+}
 bool has_sliding_rope(const Family& family) { return family.sliding_rope_theta > 0; }
 
 /// name: a key of the metadata, behind the architecture's name.
@@ -74,7 +80,32 @@ bool is_read(const Family& family, std::string_view name) {
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
   if (family.final_softcap.has_value() && name == final_cap_key) return true;
+  if (family.attention_softcap.has_value() && name == score_cap_key) return true;
   return name.starts_with("rope.scaling.yarn_");
+}
+
+/// A tensor with a factor for each pair that RoPE turns. Throws FileError for one that is missing.
+std::vector<double> pair_factors(const GgufFile& file, std::string_view name, std::int64_t pairs) {
+  const auto wrong = [&](const std::string& what) {
+    throw FileError(fmt::format("{}: tensor {} {}; expected f32, shape [{}], factors from {} to {}",
+                                path_text(file.path()), name, what, pairs, 1 / most_factor,
+                                most_factor));
+  };
+  const auto found = file.tensors().find(name);
+  if (found == file.tensors().end()) wrong("is missing");
+  const GgufFile::Tensor& tensor = found->second;
+  if (tensor.shape != std::vector{pairs})
+    wrong(fmt::format("has shape [{}]", fmt::join(tensor.shape, ", ")));
+  if (tensor.type->name != "f32") wrong(fmt::format("has type {}", tensor.type->name));
+  std::vector<double> factors;
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    float value = 0;
+    std::memcpy(&value, tensor.bytes.data() + 4 * i, sizeof value);
+    if (!(value >= 1 / most_factor && value <= most_factor))
+      wrong(fmt::format("has a factor {}", value));
+    factors.push_back(value);
+  }
+  return factors;
 }
 
 class Translator {
@@ -103,7 +134,7 @@ class Translator {
     }
     head_dim_ = file_.integer(key_length, 2, most_number, hidden / heads);
     same("attention.value_length", "heads of keys and values of the same length");
-    same("rope.dimension_count", "RoPE over the whole head");
+    if (!family_.partial_rotary) same("rope.dimension_count", "RoPE over the whole head");
 
     config_["model_type"] = architecture_.model_type;
     config_["hidden_size"] = hidden;
@@ -117,7 +148,8 @@ class Translator {
     config_["vocab_size"] = vocabulary();
     config_["tie_word_embeddings"] = !has_tensor("output.weight");
     if (family_.reads_attention_bias) {
-      config_["attention_bias"] = has_tensor("blk.0.attn_q.bias");
+      config_["attention_bias"] =
+          has_tensor("blk.0.attn_q.bias") || has_tensor("blk.0.attn_qkv.bias");
     }
     if (family_.reads_mlp_bias) config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
     read_rope();
@@ -138,6 +170,17 @@ class Translator {
   void refuse_other_networks() const {
     const std::string causal = prefix_ + "attention.causal";
     if (!file_.flag(causal, true)) file_.unsupported(causal, "models that read forwards");
+    // Of Ministral 3, of multimodal GLMs, and of OLMo 3, which share an architecture's name.
+    const std::string temperature = prefix_ + "attention.temperature_scale";
+    if (file_.number(temperature, -most_factor, most_factor, 0) != 0) {
+      file_.unsupported(temperature, "queries whose scale is that of all positions");
+    }
+    const std::string sections = prefix_ + "rope.dimension_sections";
+    if (file_.has(sections)) file_.unsupported(sections, "RoPE with one position for a token");
+    const std::string window = prefix_ + "attention.sliding_window";
+    if (architecture_.name == "olmo2" && file_.integer(window, 0, most_number, 0) > 0) {
+      file_.unsupported(window, "layers that attend all positions in olmo2");
+    }
   }
 
   /// Names of tensors that the network reads in each layer, as they stand behind "blk.N.".
@@ -154,8 +197,8 @@ class Translator {
       if (ours == "self_attn.o_proj") {
         add(name, attention_bias && !family_.never_o_bias);
       } else if (ours.starts_with("self_attn.")) {
-        add(name, qkv_bias);
-      } else if (!architecture_.experts) {
+        if (!family_.fused_qkv || name == gguf_qkv) add(name, qkv_bias);
+      } else if (!architecture_.experts && !(family_.fused_gate_up && ours == "mlp.gate_proj")) {
         add(name, config_.value("mlp_bias", false));
       }
     }
@@ -176,7 +219,11 @@ class Translator {
   /// What the network would not read belongs to another one: a bias, a norm, more layers.
   void refuse_other_tensors() const {
     std::set<std::string_view> whole = {"token_embd.weight", "output_norm.weight", "output.weight"};
-    if (!has_sliding_rope(family_)) whole.insert(rope_factors);
+    if (family_.longrope_only) {
+      whole.insert({long_factors, short_factors});
+    } else if (!has_sliding_rope(family_)) {
+      whole.insert(rope_factors);
+    }
     const std::set<std::string> in_layer = names_in_layer();
     const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
     const auto is_read = [&](std::string_view name) {
@@ -235,11 +282,28 @@ class Translator {
       }
     };
     only_one("scale_linear", 1);  // of files from before 2024
-    only_one("scaling.attn_factor", 1);
+    const bool has_longrope = family_.longrope_only && has_tensor(long_factors);
+    if (!has_longrope) only_one("scaling.attn_factor", 1);
     only_one("scaling.yarn_attn_factor", 1);
     only_one("scaling.yarn_ext_factor", 1);
     only_one("scaling.yarn_log_multiplier", 0);
-    if (has_sliding_rope(family_)) {
+    if (family_.partial_rotary) read_rotary_part();
+    if (family_.longrope_only) {
+      if (type != "none" && type != "longrope") {
+        file_.unsupported(type_key, fmt::format("\"longrope\" in {}", architecture_.name));
+      }
+      config_["original_max_position_embeddings"] = file_.integer(
+          at + "scaling.original_context_length", 1, most_number, family_.original_max_position);
+      if (has_longrope) {
+        rope["rope_type"] = "longrope";
+        rope["long_factor"] = pair_factors(file_, long_factors, rotary_dim_ / 2);
+        rope["short_factor"] = pair_factors(file_, short_factors, rotary_dim_ / 2);
+        if (const std::string key = at + "scaling.attn_factor"; file_.has(key))
+          rope["attention_factor"] = file_.number(key, 1 / most_factor, most_factor);
+      } else if (has_tensor(short_factors)) {
+        pair_factors(file_, long_factors, rotary_dim_ / 2);  // to be missed
+      }
+    } else if (has_sliding_rope(family_)) {
       if (type != "none" && type != "linear") {
         file_.unsupported(type_key,
                           fmt::format("\"none\" and \"linear\" in {}", architecture_.name));
@@ -264,6 +328,20 @@ class Translator {
     config_["rope_parameters"] = rope;
   }
 
+  /// Elements of a head that are turned.
+  void read_rotary_part() {
+    const std::string key = prefix_ + "rope.dimension_count";
+    const auto missing =
+        static_cast<std::int64_t>(static_cast<double>(head_dim_) * family_.partial_rotary_factor);
+    rotary_dim_ = file_.integer(key, 2, head_dim_, missing);
+    if (rotary_dim_ % 2 != 0) file_.fail(key, "an even number, because RoPE rotates pairs");
+    // A part that gives the number again, whichever way it is rounded.
+    const double part = rotary_dim_ == head_dim_ ? 1
+                                                 : (static_cast<double>(rotary_dim_) + 0.25) /
+                                                       static_cast<double>(head_dim_);
+    config_["partial_rotary_factor"] = part;
+  }
+
   void read_yarn(const std::string& at, Json& rope) const {
     const auto take = [&](const char* key, const char* name) {
       if (file_.has(at + key)) rope[name] = file_.number(at + key, 0, most_factor);
@@ -278,7 +356,15 @@ class Translator {
 
   /// Which layers have the window is the architecture's, where the file does not say.
   void read_windows() {
-    config_["sliding_window"] = size(window_keys[0].data());
+    const std::string window = prefix_ + std::string(window_keys[0]);
+    if (family_.sliding == Family::Sliding::all_layers) {
+      const std::int64_t length = file_.integer(window, 0, most_number, 0);
+      config_["sliding_window"] = length > 0 ? Json(length) : Json(nullptr);
+      return;
+    }
+    const auto missing = architecture_.window > 0 ? std::optional(architecture_.window)
+                                                  : std::optional<std::int64_t>();
+    config_["sliding_window"] = file_.integer(window, 1, most_number, missing);
     const std::string key = prefix_ + std::string(window_keys[1]);
     if (!file_.has(key)) return;
     const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
@@ -334,10 +420,16 @@ class Translator {
                          config_["num_attention_heads"].get<std::int64_t>()
                    : head_dim_;
     }
-    if (const std::string key = prefix_ + final_cap_key;
-        family_.final_softcap.has_value() && file_.number(key, 0, most_factor, 0) != 0) {
-      config_["final_logit_softcapping"] = file_.number(key, 1 / most_factor, most_factor);
-    }
+    read_cap(score_cap_key, family_.attention_softcap.has_value());
+    read_cap(final_cap_key, family_.final_softcap.has_value());
+  }
+
+  /// A missing one is the family's; 0: none.
+  void read_cap(const char* name, bool is_read) {
+    const std::string key = prefix_ + name;
+    if (!is_read || !file_.has(key)) return;
+    const double cap = file_.number(key, 0, most_factor);
+    config_[name] = cap > 0 ? Json(cap) : Json(nullptr);
   }
 
   void read_tokens() {
@@ -357,6 +449,7 @@ class Translator {
   const Family& family_;
   std::string prefix_;
   std::int64_t head_dim_ = 0;
+  std::int64_t rotary_dim_ = 0;  // of families that turn a part of a head
   Json config_ = Json::object();
 };
 
@@ -365,26 +458,8 @@ class Translator {
 Json config_of_gguf(const GgufFile& file) { return Translator(file).read(); }
 
 std::vector<double> rope_factors_of_gguf(const GgufFile& file, std::int64_t pairs) {
-  const auto found = file.tensors().find(std::string_view(rope_factors));
-  if (found == file.tensors().end()) return {};
-  const GgufFile::Tensor& tensor = found->second;
-  const auto wrong = [&](const std::string& what) {
-    throw FileError(fmt::format(
-        "{}: tensor {} has {}; expected f32, shape [{}], factors from {} to {}",
-        path_text(file.path()), rope_factors, what, pairs, 1 / most_factor, most_factor));
-  };
-  if (tensor.shape != std::vector{pairs})
-    wrong(fmt::format("shape [{}]", fmt::join(tensor.shape, ", ")));
-  if (tensor.type->name != "f32") wrong(fmt::format("type {}", tensor.type->name));
-  std::vector<double> factors;
-  for (std::int64_t i = 0; i < pairs; ++i) {
-    float value = 0;
-    std::memcpy(&value, tensor.bytes.data() + 4 * i, sizeof value);
-    if (!(value >= 1 / most_factor && value <= most_factor))
-      wrong(fmt::format("a factor {}", value));
-    factors.push_back(value);
-  }
-  return factors;
+  if (file.tensors().find(std::string_view(rope_factors)) == file.tensors().end()) return {};
+  return pair_factors(file, rope_factors, pairs);
 }
 
 std::string unread_gguf_warning(const GgufFile& file) {

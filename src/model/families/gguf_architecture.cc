@@ -11,12 +11,14 @@
 namespace topkv {
 namespace {
 
-constexpr std::array<GgufName, 7> projections = {{{"self_attn.q_proj", "attn_q"},
+constexpr std::array<GgufName, 9> projections = {{{"self_attn.q_proj", "attn_q"},
                                                   {"self_attn.k_proj", "attn_k"},
                                                   {"self_attn.v_proj", "attn_v"},
+                                                  {"self_attn.qkv_proj", gguf_qkv},
                                                   {"self_attn.o_proj", "attn_output"},
                                                   {"mlp.gate_proj", "ffn_gate"},
                                                   {"mlp.up_proj", "ffn_up"},
+                                                  {"mlp.gate_up_proj", "ffn_up"},
                                                   {"mlp.down_proj", "ffn_down"}}};
 
 constexpr std::array<std::string_view, 3> expert_names = {"ffn_gate_exps", "ffn_up_exps",
@@ -36,10 +38,25 @@ constexpr std::array<GgufName, 6> gemma3_norms = {
      {"pre_feedforward_layernorm", "ffn_norm"},
      {"post_feedforward_layernorm", "post_ffw_norm"}}};
 
+constexpr std::array<GgufName, 4> gemma2_norms = {
+    {{"input_layernorm", "attn_norm"},
+     {"post_attention_layernorm", "post_attention_norm"},
+     {"pre_feedforward_layernorm", "ffn_norm"},
+     {"post_feedforward_layernorm", "post_ffw_norm"}}};
+constexpr std::array<GgufName, 4> glm4_norms = {
+    {{"input_layernorm", "attn_norm"},
+     {"post_self_attn_layernorm", "post_attention_norm"},
+     {"post_attention_layernorm", "ffn_norm"},
+     {"post_mlp_layernorm", "post_ffw_norm"}}};
+constexpr std::array<GgufName, 4> olmo2_norms = {
+    {{"self_attn.q_norm", "attn_q_norm"},
+     {"self_attn.k_norm", "attn_k_norm"},
+     {"post_attention_layernorm", "post_attention_norm"},
+     {"post_feedforward_layernorm", "post_ffw_norm"}}};
 constexpr std::array<GgufName, 2> gpt_oss_norms = {
     {{"input_layernorm", "attn_norm"}, {"post_attention_layernorm", "post_attention_norm"}}};
 
-constexpr std::array<GgufArchitecture, 7> architectures = {
+constexpr std::array<GgufArchitecture, 13> architectures = {
     {{.name = "llama",
       .model_type = "llama",
       .experts = false,
@@ -71,12 +88,42 @@ constexpr std::array<GgufArchitecture, 7> architectures = {
       .interleaved = false,
       .norms = gpt_oss_norms,
       .yarn_truncates = false},
-     {.name = "gemma3",
-      .model_type = "gemma3_text",
+     {.name = "mistral3",
+      .model_type = "mistral",
+      .experts = false,
+      .interleaved = true,
+      .norms = norms},
+     {.name = "smollm3",
+      .model_type = "smollm3",
+      .experts = false,
+      .interleaved = true,
+      .norms = norms},
+     {.name = "phi3", .model_type = "phi3", .experts = false, .interleaved = false, .norms = norms},
+     {.name = "glm4",
+      .model_type = "glm4",
+      .experts = false,
+      .interleaved = true,
+      .norms = glm4_norms},
+     {.name = "olmo2",
+      .model_type = "olmo2",
       .experts = false,
       .interleaved = false,
-      .norms = gemma3_norms,
-      .layers_scaled_by_width = 62}}};  // 62 layers: Gemma 3 27B
+      .norms = olmo2_norms},
+     {.name = "gemma2",
+      .model_type = "gemma2",
+      .experts = false,
+      .interleaved = false,
+      .norms = gemma2_norms,
+      .layers_scaled_by_width = 46,  // Gemma 2 27B
+      .window = 4096},
+     {
+         .name = "gemma3",
+         .model_type = "gemma3_text",
+         .experts = false,
+         .interleaved = false,
+         .norms = gemma3_norms,
+         .layers_scaled_by_width = 62  // Gemma 3 27B
+     }}};
 
 }  // namespace
 

@@ -31,12 +31,16 @@ struct GgufArchitecture {
   std::int64_t layers_scaled_by_width = 0;
   /// Whether YaRN's bounds are rounded to whole pairs.
   bool yarn_truncates = true;
+  std::int64_t window =
+      0;  ///< a missing attention.sliding_window, if some layers have one; 0: none
 
   const Family& family() const { return *find_family(model_type); }
 };
 
-/// The projections of a layer; all architectures have those of attention.
+/// The projections of a layer, of which a family has some (Family::fused_qkv, fused_gate_up).
 std::span<const GgufName> gguf_projections();
+/// The rows of q, k and v in one tensor, in place of three (llama.cpp's --fuse-qkv, and phi3).
+inline constexpr std::string_view gguf_qkv = "attn_qkv";
 
 /// The projections of a layer's experts, in the order of FamilyMixture::projections: each is one
 /// tensor [experts, outputs, inputs].

@@ -179,6 +179,10 @@ class GgufCheckpoint : public Checkpoint {
     if (const auto expert = expert_part(architecture_, name))
       return expert_matrix(*expert, experts(), rows.of, in, format);
     const std::string stored = gguf_name(architecture_, name);
+    if (const auto fused = rows_in_qkv(stored, rows.of)) {
+      const std::string all = in_qkv(stored);
+      return matrix_of(get(all, {fused->of, in}), 0, *fused, in, format, what_of(all));
+    }
     return matrix_of(get(stored, {rows.of, in}), 0, rows, in, format, what_of(stored));
   }
 
@@ -222,7 +226,15 @@ class GgufCheckpoint : public Checkpoint {
   bool has_whole_norms() const override { return true; }
 
   std::int64_t vector(const std::string& name, std::span<float> to) const override {
-    return widened(gguf_name(architecture_, name), {static_cast<std::int64_t>(to.size())}, to);
+    const std::string stored = gguf_name(architecture_, name);
+    const auto size = static_cast<std::int64_t>(to.size());
+    if (const auto fused = rows_in_qkv(stored, size)) {
+      std::vector<float> all(static_cast<std::size_t>(fused->of));
+      const std::int64_t bytes = widened(in_qkv(stored), {fused->of}, all);
+      std::copy_n(all.begin() + fused->first, size, to.begin());
+      return bytes / fused->of * size;
+    }
+    return widened(stored, {size}, to);
   }
 
   void check_finite() const override {
@@ -243,6 +255,30 @@ class GgufCheckpoint : public Checkpoint {
 
   std::int64_t experts() const {
     return file_.integer(fmt::format("{}.expert_count", architecture_.name), 1, INT32_MAX);
+  }
+
+  /// "blk.3.attn_q.bias" to "blk.3.attn_qkv.bias".
+  static std::string in_qkv(std::string_view stored) {
+    return fmt::format("{}.{}{}", stored.substr(0, stored.find('.', 4)), gguf_qkv,
+                       stored.substr(stored.rfind('.')));
+  }
+
+  /// Of q, k or v that is not there by itself and whose layer has all three in one tensor: its rows
+  /// in that. count: its own.
+  std::optional<MatrixRows> rows_in_qkv(std::string_view stored, std::int64_t count) const {
+    const std::size_t attention = stored.find(".attn_");
+    if (attention == stored.npos || has_stored(stored) || !has_stored(in_qkv(stored))) return {};
+    const std::string_view part = stored.substr(attention + 6);
+    const std::string at = fmt::format("{}.attention.head_count", architecture_.name);
+    const std::int64_t heads = file_.integer(at, 1, INT32_MAX);
+    const std::int64_t kv_heads = file_.integer(at + "_kv", 1, INT32_MAX, heads);
+    if (part.starts_with("q.")) {
+      return MatrixRows{0, count, count / heads * (heads + 2 * kv_heads)};
+    }
+    const std::int64_t q_rows = count / kv_heads * heads;
+    if (part.starts_with("k.")) return MatrixRows{q_rows, count, q_rows + 2 * count};
+    if (part.starts_with("v.")) return MatrixRows{q_rows + count, count, q_rows + 2 * count};
+    return {};
   }
 
   MatrixSource expert_matrix(const ExpertPart& part, std::int64_t experts, std::int64_t out,
