@@ -35,14 +35,24 @@ std::unique_ptr<Index> index_of(const ContextPtr& context, const std::string& sp
   return std::make_unique<Index>(std::move(shared), true);
 }
 
+std::vector<std::byte> bytes_of(const py::buffer& buffer) {
+  const py::buffer_info info = buffer.request();
+  if (info.itemsize != 1 || info.ndim != 1 || (info.size > 0 && info.strides[0] != 1))
+    throw InvalidArgument("application_data is no sequence of bytes; give bytes");
+  const auto* first = static_cast<const std::byte*>(info.ptr);
+  return {first, first + info.size};
+}
+
 void save(const Context& self, const std::filesystem::path& path, std::string model,
           std::string made_with, std::int64_t length, const py::object& tokens,
-          std::string text_left, bool chat, std::string system, const py::object& progress) {
+          std::string text_left, bool chat, std::string system, const py::buffer& application_data,
+          const py::object& progress) {
   ContextOrigin origin = {
       .model = std::move(model),
       .made_with = std::move(made_with),
       .length = length,
-      .end = {.text_left = std::move(text_left), .chat = chat, .system = std::move(system)}};
+      .end = {.text_left = std::move(text_left), .chat = chat, .system = std::move(system)},
+      .application_data = bytes_of(application_data)};
   if (!tokens.is_none()) {
     origin.tokens = tokens_of(tokens, "tokens");
     // To C++ none at all are ids that are not known; here that is None.
@@ -147,7 +157,7 @@ void bind_context(py::module_& module) {
           "save", &save, py::arg("path"), py::kw_only(), py::arg("model") = "",
           py::arg("made_with") = "", py::arg("length") = 0, py::arg("tokens") = py::none(),
           py::arg("text_left") = "", py::arg("chat") = false, py::arg("system") = "",
-          py::arg("progress") = py::none(),
+          py::arg("application_data") = py::bytes(), py::arg("progress") = py::none(),
           "Writes the context to a file, which load_context reads. The file takes its name when it "
           "is whole; an earlier file stays until then.\n\n"
           "model: your name for the network; whoever loads the rows compares it.\n\n"
@@ -158,6 +168,8 @@ void bind_context(py::module_& module) {
           "text_left, chat, system: how a prompt continues (see LoadedContext): the text after the "
           "last token, whether the text is in a question of the model's chat template, and the "
           "system message before it.\n\n"
+          "application_data: bytes of your own that the file keeps beside the rows, such as the "
+          "states of layers that you compute yourself; LoadedContext.application_data has them.\n\n"
           "progress: called with a Progress, stage \"save\", in bytes. An exception in it, and "
           "Ctrl-C, end the saving. The earlier file is then there; after the last report the new "
           "one is.\n\n"

@@ -72,6 +72,13 @@ void bind_context_file(py::module_& module) {
       .def_property_readonly(
           "system", [](const LoadedContext& self) { return self.origin.end.system; },
           "The system message before that question; \"\": none.")
+      .def_property_readonly(
+          "application_data",
+          [](const LoadedContext& self) {
+            const std::vector<std::byte>& data = self.origin.application_data;
+            return py::bytes(reinterpret_cast<const char*>(data.data()), data.size());
+          },
+          "A copy of the bytes that Context.save was given as application_data; b\"\": none.")
       .def("__repr__", [](const LoadedContext& self) {
         return fmt::format("<LoadedContext of {} tokens, model {}, {} token ids>",
                            self.context->tokens(), quoted(self.origin.model),
@@ -108,19 +115,22 @@ void bind_context_file(py::module_& module) {
       .def_readonly("index_bytes", &ContextFileInfo::index_bytes)
       .def_readonly("queries_bytes", &ContextFileInfo::queries_bytes)
       .def_readonly("states_bytes", &ContextFileInfo::states_bytes)
+      .def_readonly("application_bytes", &ContextFileInfo::application_bytes,
+                    "Bytes of LoadedContext.application_data.")
       .def("__repr__", [](const ContextFileInfo& self) {
         return fmt::format(
             "ContextFileInfo(tokens={}, shape={}, dtype='{}', indices={}, unknown_indices={}, "
             "has_queries={}, has_token_ids={}, model={}, made_with={}, length={}, file_bytes={}, "
-            "rows_bytes={}, index_bytes={}, queries_bytes={}, states_bytes={}, version={}, "
+            "rows_bytes={}, index_bytes={}, queries_bytes={}, states_bytes={}, "
+            "application_bytes={}, version={}, "
             "writer={})",
             self.tokens, py::cast<std::string>(py::repr(py::cast(self.shape))), self.dtype.name(),
             py::cast<std::string>(py::repr(py::cast(self.indices))),
             py::cast<std::string>(py::repr(py::cast(self.unknown_indices))),
             self.has_queries ? "True" : "False", self.has_token_ids ? "True" : "False",
             quoted(self.model), quoted(self.made_with), self.length, self.file_bytes,
-            self.rows_bytes, self.index_bytes, self.queries_bytes, self.states_bytes, self.version,
-            quoted(self.writer));
+            self.rows_bytes, self.index_bytes, self.queries_bytes, self.states_bytes,
+            self.application_bytes, self.version, quoted(self.writer));
       });
 
   module.def(

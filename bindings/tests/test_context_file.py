@@ -132,9 +132,32 @@ def test_a_file_tells_what_it_has(context, path):
         f"unknown_indices=[], has_queries=True, has_token_ids=False, model={info.model!r}, "
         f"made_with='é', length=4096, file_bytes={info.file_bytes}, rows_bytes={info.rows_bytes}, "
         f"index_bytes={info.index_bytes}, queries_bytes={info.queries_bytes}, states_bytes=0, "
-        f"version={info.version}, writer='topkv {topkv.__version__}')"
+        f"application_bytes=0, version={info.version}, writer='topkv {topkv.__version__}')"
     )
     assert "\x1b" not in repr(info)
+
+
+@pytest.mark.parametrize("size", [300, 5_000_000])
+def test_bytes_of_an_application_are_kept_and_checked(context, tmp_path, size):
+    path = tmp_path / "c.tkv"
+    data = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    context.save(path, application_data=data)
+    assert topkv.context_file_info(path).application_bytes == size
+    topkv.verify_context(path)
+    assert topkv.load_context(path).application_data == data.tobytes()
+    whole = bytearray(path.read_bytes())
+    at = whole.index(data[-300:].tobytes())
+    whole[at] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(topkv.FileError, match="the application's data: .*checksum"):
+        topkv.load_context(path)
+    context.save(path, application_data=b"")
+    assert topkv.load_context(path).application_data == b""
+
+
+def test_application_data_that_is_no_bytes_is_refused(context, tmp_path):
+    with pytest.raises(topkv.InvalidArgument, match="application_data is no sequence of bytes"):
+        context.save(tmp_path / "c.tkv", application_data=np.zeros(3, np.float32))
 
 
 def test_tokens_that_are_not_those_of_the_text_are_refused(context, tmp_path):

@@ -397,12 +397,13 @@ class Context:
         text_left: str = "",
         chat: bool = False,
         system: str = "",
+        application_data: bytes | bytearray | memoryview = b"",
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
         """Writes the context to a file, which takes its name when it is whole.
 
-        tokens: ids of the text, [tokens]. Raises FileError, and InvalidArgument for another number of
-        ids."""
+        tokens: ids of the text, [tokens]. application_data: bytes of your own that the file keeps.
+        Raises FileError, and InvalidArgument for another number of ids."""
 
 class LoadedContext:
     """A context loaded from a file, and the file's description of its rows."""
@@ -433,6 +434,9 @@ class LoadedContext:
 
     @property
     def system(self) -> str: ...
+    @property
+    def application_data(self) -> bytes:
+        """A copy of the bytes that Context.save was given as application_data."""
 
 class ContextFileInfo:
     """The description in a context file."""
@@ -477,6 +481,8 @@ class ContextFileInfo:
     def queries_bytes(self) -> int: ...
     @property
     def states_bytes(self) -> int: ...
+    @property
+    def application_bytes(self) -> int: ...
 
 def load_context(
     path: _Path,

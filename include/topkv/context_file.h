@@ -14,6 +14,7 @@
 // docs/reference/context-files.md describes the format byte by byte.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -48,6 +49,9 @@ struct ContextOrigin {
   /// The tokens of the rows. Empty: unknown.
   std::vector<Token> tokens = {};
   ContextEnd end = {};
+  /// Bytes that an application keeps beside the rows, such as the states of layers that it computes
+  /// itself. topkv checks their checksum and nothing else. Empty: there are none.
+  std::vector<std::byte> application_data = {};
 };
 
 /// A context that was loaded, and where its rows come from.
@@ -102,6 +106,7 @@ struct ContextFileInfo {
   std::int64_t file_bytes = 0;             ///< size of the file
   /// Parts of file_bytes.
   std::int64_t rows_bytes = 0, index_bytes = 0, queries_bytes = 0, states_bytes = 0;
+  std::int64_t application_bytes = 0;  ///< bytes of ContextOrigin::application_data
 };
 
 /// Returns whether there is a file that begins as a context's file does.

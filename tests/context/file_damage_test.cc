@@ -1,4 +1,5 @@
 // Files that were damaged, cut off or made to do harm: each is refused, in one line.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -204,7 +205,7 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
   // Anywhere but before the description and amid the rows, which are mapped as one.
   table.sections.pop_back();
   contents.pop_back();
-  for (const std::uint32_t kind : {0U, 11U, 99U}) {
+  for (const std::uint32_t kind : {0U, 12U, 99U}) {
     for (std::size_t at = 0; at <= file.table().sections.size(); ++at) {
       FileTable more = table;
       more.sections.insert(more.sections.begin() + static_cast<std::ptrdiff_t>(at),
@@ -222,6 +223,35 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
       }
     }
   }
+}
+
+TEST(DamagedContextFile, BytesOfAnApplicationOutOfPlace) {
+  const TempDirectory folder;
+  const Changed file(folder);
+  int accepted = 0;
+  for (std::size_t at = 1; at <= file.table().sections.size(); ++at) {
+    for (const int count : {1, 2}) {
+      FileTable table = file.table();
+      std::vector<std::string> contents = file.contents();
+      for (int i = 0; i < count; ++i) {
+        table.sections.insert(table.sections.begin() + static_cast<std::ptrdiff_t>(at),
+                              {.kind = SectionKind::application, .bytes = 5});
+        contents.insert(contents.begin() + static_cast<std::ptrdiff_t>(at), "hello");
+      }
+      file.write_all(table, contents);
+      const bool behind_rows =
+          table.sections[at - 1].kind == SectionKind::values &&
+          (at + 1 == table.sections.size() || table.sections[at + 1].kind != SectionKind::keys);
+      if (count == 1 && behind_rows) {
+        EXPECT_EQ(load_context(file.path()).origin.application_data.size(), 5U);
+        verify_context(file.path());
+        ++accepted;
+      } else {
+        expect_refused(file, fmt::format("{} at {}", count, at));
+      }
+    }
+  }
+  EXPECT_EQ(accepted, 1);
 }
 
 TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {

@@ -1,7 +1,5 @@
 // Contexts in files: what is loaded is what was saved, bit for bit; what cannot be saved or is not
 // what it should be is refused.
-#include "topkv/context_file.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "tests/support/context_file_case.h"
 #include "tests/support/key_bias.h"
 #include "tests/support/temp_directory.h"
+#include "topkv/context_file.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -118,8 +117,8 @@ INSTANTIATE_TEST_SUITE_P(DTypes, ContextFileOf,
 
 TEST(ContextFile, TheBiasOfKeysIsKeptWithTheRows) {
   const AttentionShape shape = file_shape();
-  const std::vector<float> bias = key_biases(shape.layers * shape.kv_heads, shape.head_dim,
-                                                   1e4, {{2, 40, 9}, {31, -70, 30}});
+  const std::vector<float> bias =
+      key_biases(shape.layers * shape.kv_heads, shape.head_dim, 1e4, {{2, 40, 9}, {31, -70, 30}});
   const TempDirectory folder;
   const auto path = folder.path() / "context.tkv";
   for (const char* dtype : {"q4", "q8/q4", "bf16"}) {
@@ -133,12 +132,28 @@ TEST(ContextFile, TheBiasOfKeysIsKeptWithTheRows) {
       const KeyView keys = loaded->rows(2, 1).keys;
       ASSERT_EQ(keys.bias != nullptr, in_blocks(rows.keys)) << dtype;
       if (keys.bias != nullptr) {
-        EXPECT_TRUE(std::equal(keys.bias, keys.bias + 3 * keys.dim,
-                               bias.end() - 3 * shape.head_dim));
+        EXPECT_TRUE(
+            std::equal(keys.bias, keys.bias + 3 * keys.dim, bias.end() - 3 * shape.head_dim));
       }
       for (const char* index : {"exact", "codes:k=16,v=8"})
         EXPECT_EQ(answers(context, index, ""), answers(loaded, index, "")) << dtype;
     }
+  }
+}
+
+TEST(ContextFile, BytesOfAnApplicationAreKept) {
+  const auto context = saved_context(file_shape(), 300, {}, {"mean"});
+  const TempDirectory folder;
+  const auto path = folder.path() / "context.tkv";
+  ContextOrigin origin;
+  for (int i = 0; i < 5'000'000; ++i) origin.application_data.push_back(std::byte(i % 251));
+  save_context(*context, path, origin);
+  verify_context(path);
+  EXPECT_EQ(context_file_info(path).application_bytes, 5'000'000);
+  for (const bool mapped : {false, true}) {
+    const LoadedContext loaded = load_context(path, {.mapped = mapped});
+    EXPECT_TRUE(loaded.origin.application_data == origin.application_data);
+    expect_same_rows(*context, *loaded.context);
   }
 }
 

@@ -51,6 +51,7 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
       info.index_bytes += section.bytes;
     if (section.kind == SectionKind::queries) info.queries_bytes += section.bytes;
     if (section.kind == SectionKind::state) info.states_bytes += section.bytes;
+    if (section.kind == SectionKind::application) info.application_bytes += section.bytes;
   }
   return info;
 }

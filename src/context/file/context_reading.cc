@@ -90,7 +90,8 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
                    .made_with = meta.made_with,
                    .length = meta.length,
                    .tokens = read_tokens(),
-                   .end = meta.end};
+                   .end = meta.end,
+                   .application_data = read_application_data()};
   loaded.context = ContextFile::make(meta.shape, std::move(segment));
   return loaded;
 }
@@ -110,6 +111,7 @@ void ContextReading::check(const std::stop_token& stop) {
     });
   }
   read_tokens();
+  read_application_data();
   check_indices(segment);
   check_finite(states->rows());
 }
@@ -240,6 +242,14 @@ std::vector<Token> ContextReading::read_tokens() {
           fmt::format("token {} has the id {}; expected 0 or more", bad - tokens.begin(), *bad));
   }
   return tokens;
+}
+
+std::vector<std::byte> ContextReading::read_application_data() {
+  std::vector<std::byte> data;
+  for (const Section* section : open_.of(SectionKind::application)) {
+    read_archive(*section, [&](Archive& archive) { archive.elements(data, section->bytes); });
+  }
+  return data;
 }
 
 /// Throws FileError where a row is not finite.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -47,6 +48,7 @@ class ContextReading {
   void check_finite(const RowStore& store) const;
   std::shared_ptr<const PrefillQuerySample> read_queries();
   std::vector<Token> read_tokens();
+  std::vector<std::byte> read_application_data();
 
   void read_archive(const Section& section, const std::function<void(Archive&)>& take);
   void read_head(const Section& section, const Segment& segment, HeadIndex& head);

@@ -75,8 +75,10 @@ class Saving {
     if (queries) queries_ = *segment_.queries;
     if (meta_.shape.row_layers() < meta_.shape.layers || !meta_.first_rows.empty())
       table_.version = FileTable::newest_version;
-    table_.sections = sections_of(
-        meta_, {!origin.tokens.empty(), queries, segment_.states->rows().bias(0) != nullptr});
+    table_.sections = sections_of(meta_, {.tokens = !origin.tokens.empty(),
+                                          .queries = queries,
+                                          .bias = segment_.states->rows().bias(0) != nullptr,
+                                          .application = !origin.application_data.empty()});
     table_.sections.insert(table_.sections.begin(),
                            {.kind = SectionKind::meta, .bytes = std::ssize(text_)});
     if (!too_few_sections(meta_, std::ssize(table_.sections)).empty())
@@ -179,6 +181,10 @@ class Saving {
     if (section.kind == SectionKind::state) {
       RecurrentState state = segment_.states->state(section.layer);  // a copy, as queries_
       return state.fields(meta_.tokens, archive);
+    }
+    if (section.kind == SectionKind::application) {
+      std::vector<std::byte> data = origin_.application_data;  // a copy, as queries_
+      return archive.elements(data, std::ssize(data));
     }
     const SegmentIndex& index = *segment_.indices[section.index];
     const LayerIndex& layer = index.layer(section.layer);

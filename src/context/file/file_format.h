@@ -32,10 +32,11 @@ enum class SectionKind : std::uint32_t {
   tail = 8,      ///< data of an index's tail, for a layer and KV head
   bias = 9,    ///< bias of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)
   state = 10,  ///< recurrent state of a layer, and its snapshots (RecurrentState)
+  application = 11,  ///< bytes of an application (ContextOrigin::application_data)
 };
 
 inline bool is_known(SectionKind kind) {
-  return kind >= SectionKind::meta && kind <= SectionKind::state;
+  return kind >= SectionKind::meta && kind <= SectionKind::application;
 }
 
 /// One section of a file.
@@ -53,7 +54,8 @@ struct Section {
   /// memory as they lie in the file.
   bool is_archived() const {
     return kind == SectionKind::queries || kind == SectionKind::index ||
-           kind == SectionKind::tail || kind == SectionKind::state;
+           kind == SectionKind::tail || kind == SectionKind::state ||
+           kind == SectionKind::application;
   }
   /// Returns its name for messages, such as "K of layer 3, KV head 1".
   std::string name() const;

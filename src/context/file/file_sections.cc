@@ -67,6 +67,7 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!shape.is_attention(layer)) add(SectionKind::state, 0, layer, 0, 0);
   }
+  if (has.application) add(SectionKind::application, 0, 0, 0, 0);
   if (has.queries) {
     for (std::int64_t layer = 0; layer < shape.layers; ++layer)
       add(SectionKind::queries, 0, layer, 0, 0);

@@ -18,7 +18,8 @@ namespace topkv {
 struct SectionsOf {
   bool tokens = false;
   bool queries = false;
-  bool bias = false;  ///< bias of keys, for keys in q8 or q4
+  bool bias = false;         ///< bias of keys, for keys in q8 or q4
+  bool application = false;  ///< bytes of an application
 };
 
 /// Checks a description before sections_of lists its sections: whether a file with this number of

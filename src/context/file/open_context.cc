@@ -46,8 +46,10 @@ void OpenContext::check_sections() {
     return std::ranges::any_of(table_.sections,
                                [&](const Section& section) { return section.kind == kind; });
   };
-  has_ = {is_there(SectionKind::tokens), is_there(SectionKind::queries),
-          is_there(SectionKind::bias)};
+  has_ = {.tokens = is_there(SectionKind::tokens),
+          .queries = is_there(SectionKind::queries),
+          .bias = is_there(SectionKind::bias),
+          .application = is_there(SectionKind::application)};
   const std::int64_t there = std::ssize(table_.sections);
   if (const std::string lacking = too_few_sections(meta_, there); !lacking.empty())
     throw FileError(fmt::format("{}: its description names {}, but it has only {} sections",
