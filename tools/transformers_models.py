@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import inspect
 import resource
 import signal
 import sys
@@ -121,6 +122,7 @@ SIZES = {
 }
 RANDOMNESS = ("initializer_range", "init_std", "initializer_factor")
 HYBRID = ["sliding_attention", "full_attention"] * 2
+MAMBA = ["linear_attention", "full_attention"] * 2
 GEMMA4 = {
     "layer_types": HYBRID,
     "num_hidden_layers": 4,
@@ -132,7 +134,7 @@ GEMMA4 = {
 }
 # What a model needs beyond sizes.
 SPECIAL = {
-    "bamba": {"attn_layer_indices": [1, 3]},
+    "bamba": {"attn_layer_indices": [1, 3], "layer_types": None},
     "camembert": {"pad_token_id": 0},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
@@ -143,9 +145,26 @@ SPECIAL = {
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": HYBRID, "num_hidden_layers": 4},
+    "falcon_h1": {"mamba_d_ssm": 128},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": MAMBA},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "nemotron_h": {
+        "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
+        "n_groups": 2,
+        "n_group": 1,
+    },
+    "zamba2": {
+        "layer_types": None,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_mem_blocks": 2,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "mamba_ngroups": 1,
+        "n_mamba_heads": 4,
+        "adapter_rank": 8,
+    },
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
     "cohere_compass_text": {
         "layer_types": HYBRID,
@@ -158,6 +177,7 @@ SPECIAL = {
 }
 LARGEST = 20e6  # parameters
 TOKENS = [25, 25, 10] + [1] * 8
+AT_ONCE = [60] + [1] * 8  # for recurrences that begin anew in a call of several tokens
 ALL = {"k": 10_000, "window": 8, "sinks": 2}
 
 
@@ -205,7 +225,8 @@ def tiny(config_class):
     sizes |= SPECIAL.get(default.model_type, {})
     for left_out in ((), ("layer_types",), ("head_dim",), ("head_dim", "layer_types")):
         try:
-            config = config_class(**{k: v for k, v in sizes.items() if k not in left_out})
+            given = {k: v for k, v in sizes.items() if k not in left_out and v is not None}
+            config = config_class(**given)
         except Exception as error:
             failure = error
             continue
@@ -216,11 +237,28 @@ def tiny(config_class):
     raise failure
 
 
-def logits(model, cache, ids):
-    parts = torch.split(ids, TOKENS, dim=1)
-    return torch.cat(
-        [model(part, past_key_values=cache, use_cache=True).logits.float() for part in parts], dim=1
-    )
+def logits(model, cache, ids, parts, positions=None):
+    """Logits of all tokens, given in parts. positions: [1, tokens], or None: the model's own."""
+    found = []
+    for part in torch.split(ids, parts, dim=1):
+        held = cache.get_seq_length()
+        given = {} if positions is None else {"position_ids": positions[:, held : held + part.shape[1]]}
+        found.append(model(part, past_key_values=cache, use_cache=True, **given).logits.float())
+    return torch.cat(found, dim=1)
+
+
+def ways(model, ids):
+    """Ways to give a text: its parts, and positions or None. The first that gives DynamicCache the logits
+    of a call without a cache counts, else the last."""
+    yield TOKENS, None
+    yield AT_ONCE, None
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        yield TOKENS, torch.arange(ids.shape[1])[None]
+
+
+def describe(how):
+    parts = "in parts" if how[0] is TOKENS else "in one call, then token by token"
+    return f"the text given {parts}" + ("" if how[1] is None else ", with position_ids")
 
 
 def first_line(error):
@@ -251,17 +289,21 @@ def attempt(model_type, config_class, options):
                 x.normal_()
         vocabulary = min(97, model.get_input_embeddings().num_embeddings)
         ids = torch.randint(2, vocabulary, (1, sum(TOKENS)))
-        expected = logits(model, transformers.DynamicCache(config=model.config), ids)
         whole = model(ids, use_cache=False).logits.float()
-        if not expected.isfinite().all():
+        if not whole.isfinite().all():
             return "untried", "logits are not finite"
-        drift = float((expected - whole).abs().max() / expected.abs().max())
+        for how in ways(model, ids):
+            expected = logits(model, transformers.DynamicCache(config=model.config), ids, *how)
+            drift = float((expected - whole).abs().max() / expected.abs().max())
+            if drift < 1e-3:
+                break
         other = ids.clone()
         other[0, :8] = (other[0, :8] + 1) % vocabulary
         reach = float((model(other, use_cache=False).logits.float() - whole)[0, -1].abs().max())
     except Exception as error:
         return "untried", first_line(error)
-    note = "" if drift < 1e-4 else f"; DynamicCache itself is off by {drift:.1e} from no cache"
+    note = "" if how == (TOKENS, None) else f"; {describe(how)}"
+    note += "" if drift < 1e-4 else f"; DynamicCache itself is off by {drift:.1e} from no cache"
     if reach < 1e-3:
         note += "; the last logits do not depend on the first tokens"
     try:
@@ -271,18 +313,19 @@ def attempt(model_type, config_class, options):
     except Exception as error:
         return "error", first_line(error)
     try:
-        found = logits(model, cache, ids)
+        found = logits(model, cache, ids, *how)
         if cache.context is None:
             return "refused", f"NOT USED: the model did not use the cache{note}"
         error = float((found - expected).abs().max() / expected.abs().max())
-        question = torch.cat((ids[:, :60], ids[:, :4]), dim=1)
+        text, question = ids[:, :60], ids[:, :4]
+        parts, positions = how
+        then = [4] if parts is TOKENS else [1] * 4
         cache = topkv.hf.TopkCache(model.config, **ALL, **options)
-        model(question[:, :60], past_key_values=cache, use_cache=True)
-        session = cache.session()
-        found = model(question[:, 60:], past_key_values=session, use_cache=True).logits
+        logits(model, cache, text, [60], positions)
+        found = logits(model, cache.session(), question, then, positions)
         dynamic = transformers.DynamicCache(config=model.config)
-        model(question[:, :60], past_key_values=dynamic, use_cache=True)
-        wanted = model(question[:, 60:], past_key_values=dynamic, use_cache=True).logits
+        logits(model, dynamic, text, [60], positions)
+        wanted = logits(model, dynamic, question, then, positions)
         error = max(error, float((found - wanted).abs().max() / wanted.abs().max()))
     except topkv.Error as error:
         return "refused", f"at the first call: {first_line(error)}"

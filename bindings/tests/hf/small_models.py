@@ -102,6 +102,85 @@ OTHERS = {
     "starcoder2": {"sliding_window": None},
 }
 
+_MAMBA = {"mamba_d_state": 16, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_chunk_size": 16}
+_DELTA = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_SHARED = {"shared_expert_intermediate_size": 32}
+
+# Model types with recurrences or convolutions beside full attention, or within its layers.
+RECURRENT = {
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 128, "mamba_n_groups": 1},
+    "granitemoehybrid": _MAMBA
+    | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+        "attention_multiplier": 0.2,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 96},
+    "lfm2_moe": _EXPERTS | {"layer_types": ["full_attention", "conv", "full_attention"]},
+    "nemotron_h": {
+        "num_hidden_layers": 5,
+        "layer_types": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+        "num_experts_per_tok": 2,
+    },
+    "olmo_hybrid": _DELTA,
+    "qwen3_5_moe_text": _DELTA | _EXPERTS | _SHARED,
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": _DELTA | _EXPERTS | _SHARED,
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_mem_blocks": 2,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "mamba_ngroups": 1,
+        "n_mamba_heads": 4,
+        "mamba_d_state": 16,
+        "adapter_rank": 8,
+        "chunk_size": 16,
+    },
+    "zaya": {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
+}
+
+# Recurrences that begin anew in a call of several tokens: transformers' selective scan.
+RESTARTING = {
+    "jamba": {
+        "num_hidden_layers": 4,
+        "head_dim": None,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "use_mamba_kernels": False,
+    },
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "hybrid"] * 2,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "mamba_d_state": 16,
+        "n_mamba_heads": 2,
+        "use_mamba_kernels": False,
+    },
+}
+
 
 # transformers' sdpa has neither soft-capping nor sinks; grouped products of experts are bf16 only.
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -110,7 +189,10 @@ EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 def make_config(family: str):
     if family in FAMILIES:
         return FAMILIES[family]()
-    return AutoConfig.for_model(family, **_COMMON | OTHERS[family])
+    given = _COMMON | (OTHERS | RECURRENT | RESTARTING)[family]
+    if given["head_dim"] is None:  # what hidden_size leaves
+        del given["head_dim"]
+    return AutoConfig.for_model(family, **given)
 
 
 def make_model(family: str, device, dtype=torch.float32):

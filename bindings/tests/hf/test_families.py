@@ -8,6 +8,8 @@ pytest.importorskip("transformers")
 from small_models import (
     FAMILIES,
     OTHERS,
+    RECURRENT,
+    RESTARTING,
     assert_greedy,
     assert_logits_agree,
     dtype_of,
@@ -60,8 +62,9 @@ def test_greedy_tokens_equal_those_of_dynamic_cache(family, chunk, device):
         assert torch.equal(found, expected)
 
 
-def test_the_families_that_are_named_are_those_that_run_here():
-    assert {make_config(x).model_type for x in (*FAMILIES, *OTHERS)} == set(hf.FAMILIES)
+def test_the_families_that_are_named_are_those_that_run_here_and_in_test_recurrences():
+    named = (*FAMILIES, *OTHERS, *RECURRENT, *RESTARTING)
+    assert {make_config(x).model_type for x in named} == set(hf.FAMILIES)
 
 
 def test_bf16_model_on_the_cpu_agrees_within_its_own_rounding():

@@ -14,7 +14,7 @@ from transformers import (
     DeepseekV3Config,
     DynamicCache,
     Gemma2Config,
-    JambaConfig,
+    MambaConfig,
     LlamaConfig,
     MistralConfig,
     StaticCache,
@@ -228,7 +228,7 @@ def test_shards_without_processes_are_refused(device):
 UNSUPPORTED = {
     "MLA": (DeepseekV3Config(), "MLA"),
     "cross attention": (T5Config(), "encoder-decoder"),
-    "state space layers": (JambaConfig(), "layers of type"),
+    "no attention": (MambaConfig(), "every layer has a state of fixed size"),
     "attention code of its own": (BloomConfig(), "BloomAttention .* attends in its own way"),
     "bidirectional": (Gemma2Config(use_bidirectional_attention=True), "not causal"),
     "windows everywhere": (MistralConfig(sliding_window=4096), "every layer has a sliding window"),

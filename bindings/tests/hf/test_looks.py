@@ -31,32 +31,28 @@ def read(model, cache, **arguments):
 # ---- the config and the code of its model ----
 
 REFUSED = {
-    "bamba": "layers of type linear_attention",
+    "bamba": "every layer has a state of fixed size",  # its default has no attention
     "bert": "is_decoder=False",
     "bloom": "BloomAttention .* attends in its own way",
     "deepseek_v3": "MLA",
     "falcon": "FalconAttention.* attends in its own way",
-    "falcon_h1": "layers of type hybrid",
     "gemma3n_text": "read the K and V of others",
     "gptj": "GPTJAttention.* attends in its own way",
-    "jamba": "layers of type linear_attention",
-    "lfm2": "layers of type conv",
     "llama4_text": "attends in chunks",
-    "mamba": "layers of type linear_attention",
+    "mamba": "every layer has a state of fixed size",
+    "minimax": "keeps more than K and V, in MiniMaxCache",
     "minimax_m3_vl_text": r"an indexer of its own \(index_block_size=128, index_head_dim=128, ",
     "mllama_text_model": "cross attention",
     "mpt": "MptAttention .* attends in its own way",
-    "qwen3_next": "layers of type linear_attention",
-    "qwen4_exp_text": "layers of type .*(indexed|qwen_sparse)_attention",
+    "qwen4_exp_text": "layers of type (indexed|qwen_sparse)_attention",
     "mimo_v2_flash": "head dimensions of K and V differ: 192 and 128",
     "mistral": "every layer has a sliding window of 4096",
-    "recurrent_gemma": "layers of type linear_attention|every layer has a sliding window",
+    "recurrent_gemma": "every layer has a sliding window",
     "rwkv": "no layer that gives K and V to a cache",
     "t5": "encoder-decoder",
 }
 OPTIONS = {
     "mimo_v2_flash": {"head_dim": 192, "v_head_dim": 128},
-    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "minimax_m3_vl_text": {"num_hidden_layers": 2},  # its layer_types are all full_attention
 }
 

@@ -261,15 +261,14 @@ def test_graphs_and_lists_are_kept(index, model, path):
 # ---- what no file holds ----
 
 
-def test_sliding_windows_are_refused(device, path):
-    model, llama = make_model(device, "gemma2"), make_model(device)
-    cache = read(model)
-    with pytest.raises(Unsupported, match="sliding-window layers"):
-        cache.save(path, model)
-    assert cache.context is None
-    read(llama).save(path, llama)
-    with pytest.raises(Unsupported, match="from_file of a model with sliding-window layers"):
+def test_a_file_without_the_windows_of_sliding_layers_is_refused(device, path):
+    model = make_model(device, "gemma2")
+    context = read(model).freeze().context
+    context.save(path)
+    with pytest.raises(FileError, match="the states of its layers: they are no safetensors"):
         TopkCache.from_file(path, model, check_model=False)
+    with pytest.raises(Unsupported, match="from_context .* the state of other layers"):
+        TopkCache.from_context(model.config, context)
 
 
 def test_a_method_in_python_is_refused(path):

@@ -11,16 +11,20 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
 import topkv
 from topkv import InvalidArgument, Unsupported
-from topkv.hf import families, texts
+from topkv.hf import families, kept, texts
 from topkv.hf.attention import base_of, implementation_over
 from topkv.hf.calls import CacheCalls
 from topkv.hf.engine import Engine
-from topkv.hf.layer import TopkLayer
+from topkv.hf.layer import RecurrentTopkLayer, TopkLayer
 from topkv.hf.method import Method, PreparedMethod, check_session
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import flag, integer, make_options, text
 from topkv.hf.state import CacheMemory, State
 from topkv.hf.watch import watch
+
+
+def _attends(layer: Any) -> bool:
+    return isinstance(layer, TopkLayer) or kept.is_sliding(layer)
 
 
 class TopkCache(CacheCalls):
@@ -33,7 +37,7 @@ class TopkCache(CacheCalls):
     While the text is read (calls of several tokens), it is attended densely. The first call of a
     single token freezes the text into a ``topkv.Context``. From then on each token attends the first
     `sinks` tokens, the last `window` tokens, and the `k` rows that `index` retrieves among the rest.
-    Layers with a sliding window keep transformers' own cache layers.
+    Layers with a sliding window, a recurrence or a convolution keep transformers' own cache layers.
 
     A call that fails leaves the cache as it was before; call again. The ids given to ``generate``
     must begin with the text that the cache holds; another text is refused.
@@ -115,7 +119,7 @@ class TopkCache(CacheCalls):
         families.check(config, flag("trust", trust))
         if index is None:
             given["index"] = topkv.IndexSpec.default_for(families.head_dim(config)).text
-        layers = families.layer_types(config)[0].count(families.FULL)
+        layers = len(families.served(config))
         engine = Engine(State(make_options(layers, given)))
         inner = families.text_config(config)
         if base_of(inner._attn_implementation) is None:
@@ -126,15 +130,18 @@ class TopkCache(CacheCalls):
     def _start(self, config: Any, engine: Engine) -> None:
         self.config = config
         self._engine = engine
+        engine.restarts = families.restarting_layer(config)
         super().__init__(layers=self._make_layers())
-        engine.layers = self.layers
+        engine.set_layers(self.layers, [i for i, x in enumerate(self.layers) if _attends(x)])
 
     def _make_layers(self) -> list[CacheLayerMixin]:
         layers: list[CacheLayerMixin] = []
         for index, (kind, kwargs) in enumerate(zip(*families.layer_types(self.config))):
+            number = sum(isinstance(layer, TopkLayer) for layer in layers)
             if kind == families.FULL:
-                number = sum(isinstance(layer, TopkLayer) for layer in layers)
                 layers.append(TopkLayer(self._engine, index, number))
+            elif kind == families.FULL_AND_RECURRENT:
+                layers.append(RecurrentTopkLayer(self._engine, index, number, **kwargs))
             else:
                 layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**kwargs))
         return layers
@@ -159,11 +166,11 @@ class TopkCache(CacheCalls):
     ) -> TopkCache:
         """Returns a cache over a text that topkv.Model, or your own ContextBuilder, has read.
 
-        For models whose layers are all full attention.
+        For models whose layers are all full attention: a context has no state of other layers.
 
         tokens: all ids of the text. With them generate refuses another text; without them nothing
         checks it."""
-        return texts.over(cls(config, **options), context, tokens, "from_context")
+        return texts.over(cls(config, **options), context, tokens)
 
     @classmethod
     def from_file(
@@ -192,14 +199,13 @@ class TopkCache(CacheCalls):
     def save(self, path: str | os.PathLike[str], model: Any, *, text_only: bool = False) -> None:
         """Writes the text to a file for from_file(). Freezes the text if it is not frozen yet.
 
-        The file has rows, indices, options, ids if all are known, and a fingerprint of `model`, the
-        model that read the text.
+        The file has rows, indices, options, ids if all are known, the states of layers that transformers
+        keeps, and a fingerprint of `model`, the model that read the text.
 
         Tokens that follow the text are not saved. If there are some, save() refuses, unless text_only
         leaves them out. The file takes its name when it is whole; an earlier file stays until then.
 
-        Raises topkv.FileError. Raises topkv.Unsupported for sliding-window layers, whose state is in
-        no context, and for texts sharded by sequence."""
+        Raises topkv.FileError. Raises topkv.Unsupported for texts sharded by sequence."""
         texts.save(self, path, model, flag("text_only", text_only))
 
     @property
@@ -289,13 +295,8 @@ class TopkCache(CacheCalls):
         new._start(self.config, self._engine.fork(batch, options))
         new._engine.method = method
         state = new._engine.state
-        for number, keys, values, tokens in state.text.sliding:
-            layer = new.layers[number]
-            layer.lazy_initialization(keys, values)
-            times = state.batch // keys.shape[0]
-            layer.keys = keys.repeat_interleave(times, dim=0)
-            layer.values = values.repeat_interleave(times, dim=0)
-            layer.cumulative_length = tokens
+        for number, one in state.text.kept_of(state.batch).items():
+            kept.put(new.layers[number], one)
         return new
 
     def memory(self) -> CacheMemory:
@@ -304,10 +305,11 @@ class TopkCache(CacheCalls):
         for context in {id(context): context for context in self.contexts}.values():
             held = context.memory()
             rows, index = rows + held.rows_bytes, index + held.index_bytes
-        layers = [layer for _, layer in self._engine.sliding_layers()]
-        tensors = [x for layer in layers for x in (layer.keys, layer.values)]
-        sliding = sum(x.numel() * x.element_size() for x in tensors if x is not None)
-        return CacheMemory(rows, index, sliding)
+        sliding, states = (
+            sum(kept.tensor_bytes(kept.members(layer)) for _, layer in layers)
+            for layers in (self._engine.sliding_layers(), self._engine.recurrent_layers())
+        )
+        return CacheMemory(rows, index, sliding, states)
 
     def stats(self) -> list[Any]:
         """topkv.SessionStats per batch row: rows retrieved, times, and the recall if it is measured."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from topkv import InvalidArgument
+from topkv.hf import kept
 from topkv.hf.attention import Handle
 from topkv.hf.engine import Engine
 from topkv.hf.layer import TopkLayer
 from topkv.hf.mask import Length
 from topkv.hf.options import integer
-from topkv.hf.state import State, check_can_crop, forget
+from topkv.hf.state import State, check_can_crop
 
 
 class CacheCalls(Cache):
@@ -38,7 +38,7 @@ class CacheCalls(Cache):
                 f"the model has a layer {layer_idx}, and the cache was made with a config of "
                 f"{len(self.layers)} layers; give TopkCache the model's own, model.config"
             )
-        if layer_idx == 0:  # a forward pass begins
+        if layer_idx == engine.attending[0]:  # a forward pass begins
             engine.begin(key_states)
         if isinstance(self.layers[layer_idx], TopkLayer):
             return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
@@ -53,9 +53,42 @@ class CacheCalls(Cache):
         self._engine.settle_between_calls()
         keys, offset = super().get_mask_sizes(query_length, layer_idx)
         length = Length(keys)
-        if isinstance(self.layers[layer_idx], TopkLayer):
+        # For a layer that does not attend, the sizes are those of the first layer that attends.
+        attends = isinstance(self.layers[layer_idx], CacheLayerMixin)
+        sizes_of = self.layers[layer_idx if attends else self._engine.attending[0]]
+        if isinstance(sizes_of, TopkLayer):
             length.engine = self._engine
         return length, offset
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Of each layer, whether it has a recurrence and does not attend."""
+        return [kept.is_recurrent(x) and not isinstance(x, TopkLayer) for x in self.layers]
+
+    def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        self._engine.reach(layer_idx)
+        return super().get_conv_state(layer_idx, *args, **kwargs)
+
+    def get_recurrent_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        self._engine.reach(layer_idx)
+        return super().get_recurrent_state(layer_idx, *args, **kwargs)
+
+    def has_previous_state(self, layer_idx: int | None = None, *args: Any, **kwargs: Any) -> bool:
+        if layer_idx is not None:  # up to 5.19 a layer asks before it reads its state
+            self._engine.reach(layer_idx)
+        return super().has_previous_state(layer_idx, *args, **kwargs)
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        self._engine.reach(layer_idx)
+        return super().update_conv_state(conv_states, layer_idx, *args, **kwargs)
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        self._engine.reach(layer_idx)
+        return super().update_recurrent_state(recurrent_states, layer_idx, *args, **kwargs)
 
     def activate_past_recording(self) -> None:
         """Prepares for taking tokens back (speculative decoding). After the first crop(), several
@@ -65,7 +98,11 @@ class CacheCalls(Cache):
         self._engine.state = replace(self._engine.state, records=True)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last tokens. tokens_to_remove is negative, as in transformers."""
+        """Forgets the last tokens. tokens_to_remove is negative, as in transformers.
+
+        The states of layers with a recurrence can go back to the end of the text, to the token before
+        the last call, and to no token. After activate_past_recording() convolutions alone, as of LFM2,
+        can go back to any token. Another crop raises InvalidArgument and changes nothing."""
         if isinstance(tokens_to_remove, torch.Tensor):  # transformers gives one
             tokens_to_remove = int(tokens_to_remove)
         removed = -integer("tokens_to_remove", tokens_to_remove, -(2**63))
@@ -84,35 +121,41 @@ class CacheCalls(Cache):
             )
         for _, layer in engine.sliding_layers() if removed else ():
             check_can_crop(layer, state.tokens, removed)
+        states = engine.states_at(state.tokens - removed)
         with engine.change() as put:
             held = engine.held_without(removed)
-            # With nothing to take back it lets go of what was recorded, if anything was.
-            self._each_sliding(lambda x: x.crop(-removed) if removed or x.record_past else None)
+            for number, layer in engine.kept_layers():
+                if number in states:
+                    records = {"record_past": layer.record_past}
+                    kept.put(layer, kept.owned(states[number]) | records)
+                # With nothing to take back it lets go of what was recorded, if anything was.
+                elif kept.is_used(layer) and (removed or layer.record_past):
+                    layer.crop(-removed)
             pads = tuple(min(pads, own - removed) for pads in state.pads)
-            put(tokens=state.tokens - removed, held=held, pads=pads, was_cropped=True)
+            rest = {"pads": pads, "earlier": None if removed else state.earlier}
+            put(tokens=state.tokens - removed, held=held, was_cropped=True, **rest)
 
     def reset(self) -> None:
         """Forgets the text and all later tokens. Sessions over the text are not changed."""
         with self._engine.change() as put:
-            self._each_sliding(forget)
+            for _, layer in self._engine.kept_layers():
+                kept.forget(layer)
             put(State(self._engine.options))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        self._select(beam_idx.tolist(), lambda layer: layer.reorder_cache(beam_idx))
+        self._select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        rows = [row for row in self._rows() for _ in range(repeats)]
-        self._select(rows, lambda layer: layer.batch_repeat_interleave(repeats))
+        self._select([row for row in self._rows() for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        rows = torch.tensor(self._rows())[indices.cpu()].tolist()  # numbers, or a mask
-        self._select(rows, lambda layer: layer.batch_select_indices(indices))
+        self._select(torch.tensor(self._rows())[indices.cpu()].tolist())  # numbers, or a mask
 
     def _rows(self) -> list[int]:
         self._engine.settle()
         return list(range(self._engine.state.batch))
 
-    def _select(self, rows: list[int], select: Callable[[Any], None]) -> None:
+    def _select(self, rows: list[int]) -> None:
         """Batch row i becomes row rows[i]. A text that is being read ends here."""
         if rows == self._rows() or self._engine.state.is_empty:
             return
@@ -121,11 +164,7 @@ class CacheCalls(Cache):
         if self._engine.state.text is None:
             self._engine.freeze()
         with self._engine.change() as put:
-            members = self._engine.selected(rows)
-            self._each_sliding(select)
-            put(**members)
-
-    def _each_sliding(self, do: Callable[[Any], None]) -> None:
-        for _, layer in self._engine.sliding_layers():
-            if layer.is_initialized:
-                do(layer)
+            chosen = self._engine.selected(rows)
+            for _, layer in self._engine.kept_layers():
+                kept.put(layer, kept.of_rows(kept.members(layer), rows))
+            put(**chosen)

@@ -9,7 +9,7 @@ import torch
 
 import topkv
 from topkv import InvalidArgument, Unsupported
-from topkv.hf import frozen
+from topkv.hf import frozen, kept
 from topkv.hf import options as option
 from topkv.hf.ids import HeldIds
 from topkv.hf.method_rows import MethodRows
@@ -114,9 +114,9 @@ class Engine(Passes):
         state = self.state
         if not isinstance(state.rows, TextsRead) or state.tokens == 0:
             raise InvalidArgument("freeze() of a cache that has read nothing; read a text first")
-        sliding = frozen.last_of(self.sliding_layers())
+        states = self.kept_at_end()
         self.prepare()
-        return frozen.text_of(state, sliding)
+        return frozen.text_of(state, states)
 
     def options_with(self, given: dict[str, Any]) -> Options:
         """The cache's options with these session options in place of its own."""
@@ -144,6 +144,28 @@ class Engine(Passes):
             raise Unsupported("crop of a text that is sharded by sequence; call freeze() first")
         return self.state.held - (0 if shards and not shards.has_own_tokens() else tokens)
 
+    def states_at(self, tokens: int) -> dict[int, kept.LayerState]:
+        """The states that recurrences had after `tokens` tokens, by the number of the layer; empty: they
+        can be cropped, or need not be. Raises InvalidArgument if they are not there."""
+        state = self.state
+        layers = [(i, layer) for i, layer in self.recurrent_layers() if kept.is_used(layer)]
+        removed = state.tokens - tokens
+        if removed == 0 or all(kept.can_crop(x, state.tokens, removed) for _, x in layers):
+            return {}
+        begin = state.text_tokens
+        if tokens == begin and state.text is not None:
+            return state.text.kept_of(state.batch)
+        if tokens == begin:
+            return {i: kept.fresh(layer) for i, layer in layers}
+        if state.earlier is not None and tokens == state.earlier.tokens:
+            return state.earlier.states
+        there = {begin, state.tokens} | ({state.earlier.tokens} if state.earlier else set())
+        raise InvalidArgument(
+            f"crop to {tokens} tokens: layers of this model have a recurrence, whose state is known after "
+            f"{' and '.join(map(str, sorted(x for x in there if x >= begin)))} tokens only; crop to one "
+            "of these, and give the tokens after it again"
+        )
+
     def selected(self, rows: list[int]) -> dict[str, Any]:
         """Members of the state with row rows[i] as batch row i."""
         state = self.state
@@ -151,6 +173,7 @@ class Engine(Passes):
             "text": state.text.of_rows(rows),
             "pads": tuple(state.pads[row] for row in rows),
             "ids": state.ids.of_rows(rows),
+            "earlier": None,
         }
         if state.rows is not None:
             self.prepare()

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.models.auto import modeling_auto
 
 from topkv import Unsupported
@@ -33,6 +34,7 @@ FAMILIES = (
     "cohere2",
     "ernie4_5",
     "exaone4",
+    "falcon_h1",
     "gemma",
     "gemma2",
     "gemma3_text",
@@ -44,12 +46,18 @@ FAMILIES = (
     "gpt_oss",
     "granite",
     "granitemoe",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2",
+    "lfm2_moe",
     "llama",
     "mistral",
     "mixtral",
     "nemotron",
+    "nemotron_h",
     "olmo",
     "olmo2",
+    "olmo_hybrid",
     "olmoe",
     "opt",
     "phi",
@@ -57,14 +65,24 @@ FAMILIES = (
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
     "smollm3",
     "stablelm",
     "starcoder2",
+    "zamba",
+    "zamba2",
+    "zaya",
 )
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+#: Full attention beside a recurrence, in one layer.
+FULL_AND_RECURRENT = "hybrid"
+#: Layers that transformers keeps, and that do not attend: recurrences, convolutions, and nothing.
+_OTHERS = ("linear_attention", "conv", "dummy", "moe", "mlp")
 
 
 def text_config(config: Any) -> Any:
@@ -121,6 +139,28 @@ def layers_of(code: ModuleType) -> dict[str, bool]:
     return found
 
 
+def restarting_layer(config: Any) -> str:
+    """The class of a model's layers that begin their recurrence anew in every call of several tokens; ""
+    if there is none.
+
+    transformers' selective scan (Mamba, the first version) takes no state to begin with. Such a layer
+    continues its state in calls of one token only."""
+    code = model_code(text_config(config))
+    for name, kind in vars(code).items() if code is not None else ():
+        if inspect.isclass(kind) and issubclass(kind, torch.nn.Module):
+            methods = [x for x in vars(kind).values() if inspect.isfunction(x)]
+            names = set().union(*map(_names_in, methods))
+            if {"update_recurrent_state", "mamba_selective_scan"} <= names:
+                return name
+    return ""
+
+
+def _own_caches(code: ModuleType) -> list[str]:
+    """The caches, and layers of caches, that a model's code defines: it keeps more than K and V."""
+    kinds = [x for x in vars(code).values() if inspect.isclass(x) and x.__module__ == code.__name__]
+    return sorted(x.__name__ for x in kinds if issubclass(x, (Cache, CacheLayerMixin)))
+
+
 def _configs_of_layers(text: Any) -> list[Any]:
     """A config per layer. A config whose layers differ (per_layer_config) raises RuntimeError when
     an attribute that differs is read of the whole."""
@@ -136,17 +176,24 @@ def _value(text: Any, name: str, default: Any = None) -> Any:
         return next((x for x in values if x), default)
 
 
+def served(config: Any) -> list[int]:
+    """The numbers of the layers that topkv serves: full attention."""
+    kinds = enumerate(layer_types(config)[0])
+    return [number for number, kind in kinds if kind in (FULL, FULL_AND_RECURRENT)]
+
+
 def _full_layers(config: Any) -> list[Any]:
     """The configs of the full-attention layers, which topkv serves; of all layers if none is."""
     configs = _configs_of_layers(text_config(config))
-    full = [one for one, kind in zip(configs, layer_types(config)[0]) if kind == FULL]
+    full = [configs[number] for number in served(config)]
     return full or configs
 
 
 def _width(layer: Any) -> int:
     """The head dim of a layer; 0 if its config has no attention heads."""
     heads = _value(layer, "num_attention_heads")
-    return _value(layer, "head_dim") or (layer.hidden_size // heads if heads else 0)
+    width = _value(layer, "head_dim") or _value(layer, "attention_head_dim")
+    return width or (layer.hidden_size // heads if heads else 0)
 
 
 def head_dim(config: Any) -> int:
@@ -202,14 +249,15 @@ def _config_reason(config: Any, text: Any) -> str:
         types, kwargs = layer_types(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"its config does not describe its layers ({type(error).__name__}: {error})"
-    other = sorted(set(types) - {FULL, SLIDING})
+    other = sorted(set(types) - {FULL, SLIDING, FULL_AND_RECURRENT, *_OTHERS})
     if other:
         return f"it has layers of type {', '.join(other)}"
-    if FULL not in types:
-        windows = {x.get("sliding_window") for x in kwargs}
+    if not served(config):
+        windows = sorted({x["sliding_window"] for x in kwargs if "sliding_window" in x})
+        kept = [f"a sliding window of {', '.join(map(str, windows))} tokens"] if windows else []
+        kept += ["a state of fixed size"] if set(types) & set(_OTHERS) else []
         return (
-            f"every layer has a sliding window of {', '.join(map(str, windows))} tokens, which "
-            "bounds its cache already; use DynamicCache"
+            f"every layer has {' or '.join(kept)}, which bounds its cache already; use DynamicCache"
         )
     full = _full_layers(config)
     widths = _width(full[0]), _value(full[0], "v_head_dim")
@@ -232,6 +280,9 @@ def _code_reason(text: Any) -> str:
         return f"no model of {type(text).__name__} is there to look at; {undecided}"
     if _value(text, "is_decoder") is False and _asks_whether_decoder(code):
         return "its config has is_decoder=False: it attends both ways and fills no cache"
+    caches = _own_caches(code)
+    if caches:
+        return f"{code.__name__} keeps more than K and V, in {', '.join(caches)}; {undecided}"
     layers = layers_of(code)
     if not layers:
         return f"{code.__name__} has no layer that gives K and V to a cache"

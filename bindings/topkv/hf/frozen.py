@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import topkv
+from topkv.hf.kept import LayerState, of_rows
 from topkv.hf.progress import building
 from topkv.hf.state import State, Text
 from topkv.hf.texts_read import TextsRead
 
 
-def last_of(layers: Sequence[tuple[int, Any]]) -> tuple[Any, ...]:
-    """Text.sliding for the present state of these sliding-window layers."""
-    sliding = []
-    for number, layer in layers:
-        last = slice(1 - layer.sliding_window, None)
-        keys, values = (x[:, :, last].clone() for x in (layer.keys, layer.values))
-        sliding.append((number, keys, values, layer.cumulative_length))
-    return tuple(sliding)
-
-
-def text_of(state: State, sliding: tuple[Any, ...]) -> Text:
+def text_of(state: State, kept: tuple[tuple[int, LayerState], ...]) -> Text:
     """The texts that were being read; their rows can still be read on."""
     contexts, alike = state.rows.freeze(), state.rows.alike
     ids = state.ids.text(state.tokens)
     if len(contexts) == 1:  # that all batch rows share
         ids, pads = ids[:1], state.pads[:1]
-        sliding = tuple((i, k[:1], v[:1], tokens) for i, k, v, tokens in sliding)
+        kept = tuple((i, of_rows(one, [0])) for i, one in kept)
     else:
         contexts, pads = [x for x in contexts for _ in range(alike)], state.pads
-    return Text(tuple(contexts), state.tokens, ids, pads, sliding)
+    return Text(tuple(contexts), state.tokens, ids, pads, kept)
 
 
 def ready_for(

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import torch
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from topkv.hf.attention import Handle
 from topkv.hf.engine import Engine
@@ -101,3 +101,15 @@ class TopkLayer(CacheLayerMixin):
     def reset(self) -> None: ...
     def offload(self) -> None: ...
     def prefetch(self) -> None: ...
+
+
+class RecurrentTopkLayer(LinearAttentionLayer, TopkLayer):
+    """A full-attention layer beside a recurrence, whose states transformers keeps."""
+
+    is_compileable = False
+
+    def __init__(
+        self, engine: Engine, index: int, number: int, number_of_states: int = 1, **_: Any
+    ):
+        TopkLayer.__init__(self, engine, index, number)
+        LinearAttentionLayer.__init__(self, number_of_states)

@@ -13,25 +13,31 @@ import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf.batch import check_batch, pads_after, rows_alike
 from topkv.hf.ids import HeldIds
+from topkv.hf.kept import KeptBefore, LayerState, at_end, is_recurrent, is_sliding, members
 from topkv.hf.method import PreparedMethod
 from topkv.hf.options import Options
 from topkv.hf.progress import Reading
 from topkv.hf.rows import SessionRows
-from topkv.hf.state import Pass, SlidingBefore, State
+from topkv.hf.state import Pass, State
 
 
 class Passes:
     """The part of an Engine that begins and ends forward passes.
 
-    In every forward pass begin() is called first, then attend() by each topkv layer in turn, and
-    attended() when a layer of either kind is done. A pass outside of in_call() counts when all layers
-    are done. A pass within in_call() counts when the call of the model has returned. Until then
-    `state` is the state before the pass.
+    In every forward pass begin() is called by the first layer that attends, then attend() by each topkv
+    layer in turn, and attended() when a layer that attends is done. A pass outside of in_call() counts
+    when all of these layers are done. A pass within in_call() counts when the call of the model has
+    returned. Until then `state` is the state before the pass.
+
+    Layers with a recurrence do not attend. They call reach() before they read or write their state,
+    perhaps before begin(), and take part in passes within in_call() only.
     """
 
     def __init__(self, state: State):
         self.state = state
         self.layers: Sequence[Any] = ()  # of the cache, all of them
+        self.attending: list[int] = []  # numbers of the layers that attend
+        self.restarts = ""  # families.restarting_layer
         self.device: topkv.Device | None = None
         self.reading: Reading | None = None
         self.method: PreparedMethod | None = None  # finds the rows instead of an index
@@ -40,6 +46,7 @@ class Passes:
         self.mask: torch.Tensor | None = None  # attention_mask of the call that is to begin
         self.torch_device: torch.device | None = None  # of the model, once it attended
         self._in_call: Any = None  # what in_call() was given, while it lasts
+        self._reached: KeptBefore | None = None  # the layers before a pass that has not begun yet
         self._spoiled = False  # a pass has begun to give tokens to the rows and did not end
 
     # ---- what it holds ----
@@ -63,13 +70,30 @@ class Passes:
             self.prepare()
         return self.state.rows.sessions
 
+    def set_layers(self, layers: Sequence[Any], attending: list[int]) -> None:
+        """layers: of the cache, all of them. attending: numbers of the layers that attend."""
+        self.layers, self.attending = layers, attending
+
     def sliding_layers(self) -> list[tuple[int, Any]]:
-        return [(i, x) for i, x in enumerate(self.layers) if x.is_sliding]
+        return [(i, x) for i, x in enumerate(self.layers) if is_sliding(x)]
+
+    def recurrent_layers(self) -> list[tuple[int, Any]]:
+        return [(i, x) for i, x in enumerate(self.layers) if is_recurrent(x)]
+
+    def kept_layers(self) -> list[tuple[int, Any]]:
+        """The numbered layers that transformers keeps."""
+        return [(i, x) for i, x in enumerate(self.layers) if is_sliding(x) or is_recurrent(x)]
+
+    def kept_at_end(self) -> tuple[tuple[int, LayerState], ...]:
+        """The state of the kept layers after the last token that counts."""
+        if self._reached is not None:
+            return self._reached.ends()
+        return tuple((i, at_end(layer, members(layer))) for i, layer in self.kept_layers())
 
     # ---- calls that change everything or nothing ----
 
     def _has_all(self, done: Pass) -> bool:
-        return len(done.attended) == len(self.layers)
+        return len(done.attended) == len(self.attending)
 
     def settle(self) -> None:
         """Ends an open pass: it counts if all layers are done; otherwise it is undone."""
@@ -88,8 +112,11 @@ class Passes:
         self.state = self.state.after(self.state.open)
 
     def undo(self) -> None:
+        reached, self._reached = self._reached, None
+        if reached is not None:
+            reached.undo()
         if (done := self.state.open) is not None:
-            done.sliding.undo()
+            done.kept.undo()
             if done.before.rows is not (self.state.rows or done.rows):
                 self._spoiled = False  # those of this pass are let go
             self.state = done.before
@@ -111,11 +138,11 @@ class Passes:
 
     @contextmanager
     def change(self) -> Iterator[Callable[..., None]]:
-        """For calls that change sliding-window layers in place. Yields a function that sets members of
+        """For calls that change the kept layers in place. Yields a function that sets members of
         the new state. If the call ends before that, everything is as before."""
         self.settle()
         before = self.state
-        self.state = replace(before, open=Pass(0, 0, SlidingBefore(self.sliding_layers()), before))
+        self.state = replace(before, open=Pass(0, 0, KeptBefore(self.kept_layers()), before))
 
         def put(state: State | None = None, **members: Any) -> None:
             self.state = replace(state or before, **members)
@@ -148,12 +175,24 @@ class Passes:
             return
         if not self._has_all(done):
             raise InvalidArgument(
-                f"{len(done.attended)} of the {len(self.layers)} layers of the cache took the tokens of "
+                f"{len(done.attended)} of the {len(self.attending)} layers of the cache took the tokens of "
                 "this call; expected all. Make the cache with the model's own config, model.config"
             )
         self._commit()
 
     # ---- a forward pass ----
+
+    def reach(self, number: int) -> None:
+        """Layer `number`, with a recurrence, is about to read or write its state."""
+        if self._in_call is None:
+            raise InvalidArgument(
+                "this model has layers with a recurrence, whose state topkv puts back if a call fails; "
+                "call the model itself, model(ids, past_key_values=cache), and not its forward method"
+            )
+        if self.state.open is not None and number < self.attending[0]:
+            self.settle()  # the model runs its layers again within one call
+        if self.state.open is None and self._reached is None:
+            self._reached = KeptBefore(self.kept_layers())
 
     def begin(self, keys: torch.Tensor) -> None:
         """Begins a pass with the K of its tokens in the first layer, after all checks that are possible
@@ -165,6 +204,12 @@ class Passes:
         if keys.requires_grad and torch.is_grad_enabled():
             raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
         before = self.state
+        if self.restarts and tokens > 1 and not before.is_empty:
+            raise Unsupported(
+                f"{self.restarts} of this model begins its recurrence anew in a call of several tokens, "
+                f"and the cache holds {before.tokens}; give it a text in one call (for generate a "
+                f"prefill_chunk_size of at least the prompt's length), then one token a call"
+            )
         if before.is_empty:
             self.state = replace(before, rows=None, pads=(0,) * batch, ids=HeldIds())
         try:
@@ -184,8 +229,9 @@ class Passes:
             state.ids.put(state.tokens, ids, batch, tokens)
             if state.text is None:
                 self._report(tokens)
-            sliding = SlidingBefore(self.sliding_layers())
-            self.state = replace(state, open=Pass(tokens, part, sliding, before, mask, alike))
+            kept = self._reached or KeptBefore(self.kept_layers())
+            self.state = replace(state, open=Pass(tokens, part, kept, before, mask, alike))
+            self._reached = None
         except BaseException:
             self.state = before  # the text is being read again, if this froze it
             raise
@@ -199,10 +245,13 @@ class Passes:
         if self.options.shards is not None:
             raise Unsupported('padding with shard="sequence"; give texts of equal length')
         is_behind = self.state.text is not None or self.state.ends_text(tokens)
-        if is_behind and self.sliding_layers():
+        if is_behind and self.kept_layers():
+            what = "shorten the windows of sliding-window layers"
+            if self.recurrent_layers():
+                what = "change the states of layers with a recurrence"
             raise Unsupported(
-                "padding after a text would shorten the windows of sliding-window layers; give "
-                "questions of equal length, or each to a cache.session() of its own"
+                f"padding after a text would {what}; give questions of equal length, or each to a "
+                "cache.session() of its own"
             )
         return pads
 
@@ -223,7 +272,7 @@ class Passes:
         done = self.open_pass()
         done.attended.add(index)
         if self.reading is not None and self.state.text is None:
-            self.reading.layer_done(len(done.attended), len(self.layers))
+            self.reading.layer_done(len(done.attended), len(self.attending))
         if self._has_all(done) and self._in_call is None:
             self._commit()
 
@@ -242,7 +291,7 @@ class Passes:
         done = self.open_pass()
         layer, tokens = self.layers[index], keys.shape[-2]
         full = layer.update(keys, values, *args, **kwargs)
-        done.sliding.updated(index, *full, tokens)
+        done.kept.updated(index, *full, tokens)
         # One that records its past may give more than its masks are for.
         seen = slice(-(layer.sliding_window - 1 + tokens), None)
         return full[0][:, :, seen], full[1][:, :, seen]

@@ -2,14 +2,12 @@
 
 Every call of a cache computes the next state and assigns it once, as its last action. If anything ends
 the call before that (a refusal, missing memory, Ctrl-C, an error of the model's code), the earlier
-state stays. Two changes happen in place, and a ``Pass`` notes them to undo them: transformers replaces
-the tensors of sliding-window layers layer by layer, and the core is given rows, which are cut off
-before the next use.
+state stays. Two changes happen in place, and a ``Pass`` notes them to undo them: the layers that
+transformers keeps change one by one, and the core is given rows, which are cut off before the next use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 import topkv
 from topkv import InvalidArgument
 from topkv.hf.ids import HeldIds
+from topkv.hf.kept import KeptBefore, LayerState, of_rows
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import Options
 from topkv.hf.rows import SessionRows
@@ -29,48 +28,23 @@ class CacheMemory:
     """Bytes of a TopkCache.
 
     rows, index: host memory of the context, which its sessions share; 0 while the text is being read.
-    sliding: tensors of layers with a sliding window."""
+    sliding: tensors of layers with a sliding window. states: states of layers with a recurrence or a
+    convolution."""
 
     rows: int
     index: int
     sliding: int
+    states: int = 0
 
 
 Rows = TextsRead | SessionRows | MethodRows
 
-#: The members that transformers' sliding-window layers change.
-_SLIDING = ("keys", "values", "cumulative_length", "is_initialized", "record_past")
+@dataclass
+class Earlier:
+    """States of recurrences that crop() can go back to."""
 
-
-class SlidingBefore:
-    """The state of sliding-window layers before a call."""
-
-    def __init__(self, layers: Sequence[tuple[int, Any]]):
-        self._before = {i: (x, {name: getattr(x, name) for name in _SLIDING}) for i, x in layers}
-
-    def updated(self, number: int, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> None:
-        """Notes that layer `number` took `tokens` tokens and gives attention these K and V.
-
-        They begin with the earlier K and V, so views of them replace the earlier tensors, which can
-        then be freed."""
-        layer, before = self._before[number]
-        if before["keys"] is None:
-            return
-        # A layer that records its past keeps more than it gives to attention.
-        full = (layer.keys, layer.values) if layer.record_past else (keys, values)
-        if full[0].shape[-2] == before["keys"].shape[-2] + tokens:
-            before["keys"], before["values"] = (x[..., :-tokens, :] for x in full)
-
-    def undo(self) -> None:
-        for layer, before in self._before.values():
-            for name, value in before.items():
-                setattr(layer, name, value)
-
-
-def forget(layer: Any) -> None:
-    """reset() for a sliding-window layer."""
-    layer.keys = layer.values = None
-    layer.is_initialized, layer.cumulative_length, layer.record_past = False, 0, False
+    tokens: int  # before the last call
+    states: dict[int, LayerState]  # by the number of the layer
 
 
 def check_can_crop(layer: Any, tokens: int, removed: int) -> None:
@@ -92,7 +66,7 @@ class Pass:
 
     tokens: int  # that it adds to the cache
     held: int  # that it adds to the rows: of a context sharded by sequence this process has a part
-    sliding: SlidingBefore
+    kept: KeptBefore  # the layers that transformers keeps
     before: State  # which it goes back to; a call that ends the text begins with freezing it
     padding: torch.Tensor | None = None  # its attention_mask, as its layers will be given it
     alike: int = 1  # a text that begins is that of so many batch rows, one after the other
@@ -110,8 +84,8 @@ class Text:
     tokens: int  # columns; of all processes: of a context sharded by sequence each has some only
     ids: torch.Tensor  # [contexts, tokens]
     pads: tuple[int, ...] = (0,)  # of each context: columns of padding
-    # Per sliding-window layer: its number, K and V of the last tokens, tokens in all.
-    sliding: tuple[tuple[int, torch.Tensor, torch.Tensor, int], ...] = ()
+    # The number of each layer that transformers keeps, and its state after the last token.
+    kept: tuple[tuple[int, LayerState], ...] = ()
 
     @property
     def context(self) -> topkv.Context:
@@ -127,6 +101,11 @@ class Text:
         """The number of the context that a batch row continues."""
         return 0 if len(self.contexts) == 1 else row
 
+    def kept_of(self, batch: int) -> dict[int, LayerState]:
+        """The states of the kept layers for `batch` batch rows, by the number of the layer."""
+        rows = [self.of_row(row) for row in range(batch)]
+        return {number: of_rows(state, rows) for number, state in self.kept}
+
     def of_rows(self, rows: list[int]) -> Text:
         """The text with row rows[i] as batch row i."""
         if len(self.contexts) == 1:
@@ -136,7 +115,7 @@ class Text:
             contexts=tuple(self.contexts[row] for row in rows),
             ids=self.ids[rows],
             pads=tuple(self.pads[row] for row in rows),
-            sliding=tuple((i, k[rows], v[rows], tokens) for i, k, v, tokens in self.sliding),
+            kept=tuple((i, of_rows(state, rows)) for i, state in self.kept),
         )
 
 
@@ -153,6 +132,7 @@ class State:
     ids: HeldIds = field(default_factory=HeldIds)
     records: bool = False  # tokens may be taken back
     was_cropped: bool = False
+    earlier: Earlier | None = None
     open: Pass | None = None
 
     @property
@@ -191,8 +171,10 @@ class State:
 
     def after(self, done: Pass) -> State:
         """The state after a pass."""
+        states = done.kept.recurrences()
         return replace(
             self,
+            earlier=Earlier(self.tokens, states) if states else None,
             tokens=self.tokens + done.tokens,
             held=self.held + done.held,
             rows=done.rows or self.rows,

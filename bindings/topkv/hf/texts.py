@@ -12,7 +12,7 @@ import transformers
 
 import topkv
 from topkv import FileError, InvalidArgument, Unsupported
-from topkv.hf import families
+from topkv.hf import families, kept, kept_file
 from topkv.hf.fingerprint import fingerprint
 from topkv.hf.ids import UNKNOWN, HeldIds
 from topkv.hf.options import SAVED, Options, saved_options, tail_of
@@ -30,14 +30,9 @@ def known_ids(text: Text | None) -> torch.Tensor | None:
     return text.ids
 
 
-def check_fits(cache: Any, shape: topkv.AttentionShape, what: str) -> None:
+def check_fits(cache: Any, shape: topkv.AttentionShape) -> None:
     """Raises unless the cache's model can have rows of this shape."""
     engine = cache._engine
-    if engine.sliding_layers():
-        raise Unsupported(
-            f"{what} of a model with sliding-window layers: a context does not have their state; read "
-            "the text with the model"
-        )
     if shape.layers != engine.options.layers:
         raise InvalidArgument(
             f"the context has {shape.layers} layers, and the model has {engine.options.layers}"
@@ -49,17 +44,24 @@ def check_fits(cache: Any, shape: topkv.AttentionShape, what: str) -> None:
         )
 
 
-def over(cache: Any, context: Any, tokens: Any, what: str) -> Any:
-    """Makes a context the text of an empty cache, and returns the cache."""
+def over(cache: Any, context: Any, tokens: Any, states: Any = ()) -> Any:
+    """Makes a context the text of an empty cache, and returns the cache. states: as Text.kept."""
     if not isinstance(context, topkv.Context):
         raise InvalidArgument(
             f"context is a {type(context).__name__}; expected a topkv.Context, as "
             "ContextBuilder.freeze() or Model.prefill() gives"
         )
-    check_fits(cache, context.shape, what)
+    check_fits(cache, context.shape)
+    if cache._engine.kept_layers() and not states:
+        raise Unsupported(
+            "from_context of a model whose layers are not all full attention: a context does not have "
+            "the state of other layers; read the text with the model, or load a file of cache.save()"
+        )
     ids = HeldIds.of_text(tokens, context.tokens)[None]
-    engine, text = cache._engine, Text((context,), context.tokens, ids)
+    engine, text = cache._engine, Text((context,), context.tokens, ids, kept=states)
     engine.state = replace(engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids))
+    for number, state in text.kept_of(1).items():
+        kept.put(cache.layers[number], state)
     engine.freeze()
     return cache
 
@@ -71,10 +73,6 @@ def _check_can_be_saved(cache: Any, model: Any, text_only: bool) -> None:
     engine = cache._engine
     if engine.options.shards is not None:
         raise Unsupported("save() of a text sharded by sequence: each process has a part of its rows")
-    if engine.sliding_layers():
-        raise Unsupported(
-            "save() of a model with sliding-window layers: a context file does not have their state"
-        )
     if engine.method is not None:
         raise Unsupported(
             "save() of a session with a method written in Python, which no file can hold; save the "
@@ -116,6 +114,9 @@ def save(cache: Any, path: str | os.PathLike[str], model: Any, text_only: bool) 
             model=of_model,
             made_with=_made_with(engine.options),
             tokens=None if ids is None else ids[0, text.pads[0] :].cpu().numpy(),
+            application_data=kept_file.pack(
+                [(i, kept.of_rows(one, [0])) for i, one in text.kept], text.context.tokens
+            ),
             progress=report,
         )
 
@@ -167,7 +168,7 @@ def load(
     if check_model:
         _check_model(info.model, of_model, path)
     cache = make(model.config, **_options_in(info.made_with, path) | given)
-    check_fits(cache, info.shape, "from_file")
+    check_fits(cache, info.shape)
     session = cache._engine.options.session
     searched = [spec for spec in (session["index"], tail_of(session)) if spec not in ("", "none")]
     with moving("loading", *cache._engine.who_reports()) as report:
@@ -176,4 +177,8 @@ def load(
         _check_model(loaded.model, of_model, path)  # the file may be another one by now
     tokens = loaded.tokens
     ids = None if tokens is None else torch.from_numpy(tokens).to(model.device)
-    return over(cache, loaded.context, ids, "from_file")
+    states, layers = (), cache._engine.kept_layers()
+    if layers:
+        data, where = loaded.application_data, os.fspath(path)
+        states = kept_file.unpack(data, layers, loaded.context.tokens, where, model.device)
+    return over(cache, loaded.context, ids, states)
