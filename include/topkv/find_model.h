@@ -21,7 +21,9 @@ enum class ModelFiles : std::uint8_t {
 ///   returned unchanged, too.
 /// - "org/name" is the snapshot of the branch main in the cache folder.
 /// - "org/name@revision" is the snapshot of another branch, a tag or a commit.
-/// - A snapshot with one *.gguf file and no config.json gives the path of that file.
+/// - A snapshot with one model in *.gguf files and no config.json gives the path of that file. The
+///   path of a model in several parts is that of its first (NAME-00001-of-00003.gguf). Files whose
+///   names begin with mmproj are encoders of images and do not count.
 ///
 /// The cache folder is the first of these that is set: $HF_HUB_CACHE, $HUGGINGFACE_HUB_CACHE,
 /// $HF_HOME/hub, $XDG_CACHE_HOME/huggingface/hub. Else it is ~/.cache/huggingface/hub.
@@ -29,7 +31,7 @@ enum class ModelFiles : std::uint8_t {
 /// Throws FileError:
 /// - when the cache does not have the model; the message has the command that downloads it;
 /// - when the snapshot is incomplete; the message names the missing file;
-/// - when the snapshot has several *.gguf files and no config.json.
+/// - when the snapshot has several models in *.gguf files and no config.json.
 ///
 /// Safe from many threads while no thread changes the environment.
 std::filesystem::path find_model(std::string_view model, ModelFiles files = ModelFiles::all);

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <vector>
 
+#include "src/core/format/gguf_file.h"
 #include "src/core/format/json_file.h"
 #include "src/core/io/files.h"
 #include "src/core/text/printable.h"
@@ -126,7 +127,8 @@ class Snapshot {
   }
 
   /// Throws for a link to a file that is not there: a download that was stopped, or a cache that
-  /// was cleaned by hand. Gives the GGUF files.
+  /// was cleaned by hand. Gives the GGUF files of models: of one in several parts the first, and no
+  /// encoders of images (llama.cpp's mmproj-*.gguf).
   std::vector<fs::path> check_entries() const {
     std::error_code error;
     std::vector<fs::path> all;
@@ -141,7 +143,10 @@ class Snapshot {
     std::vector<fs::path> models;
     for (const fs::path& file : all) {
       if (!fs::exists(file, error)) lacks(file.filename().string());
-      if (file.extension() == ".gguf") models.push_back(file);
+      if (file.extension() != ".gguf" || file.filename().string().starts_with("mmproj")) continue;
+      const auto part = gguf_part_name(file);
+      if (part && part->number > 1 && fs::exists(part->path_of(1), error)) continue;
+      models.push_back(file);
     }
     return models;
   }

@@ -47,7 +47,7 @@ std::string Model::fingerprint() const {
   const Impl& impl = *impl_;
   std::vector<std::filesystem::path> files;
   if (is_model_file(impl.directory)) {
-    files.push_back(impl.directory);
+    files = GgufFile::open(impl.directory).paths();
   } else {
     // As loading finds them: what else lies in the directory is not the model's.
     files = SafeTensors::open(impl.directory).files();

@@ -43,7 +43,7 @@ FUZZ_TARGET(gguf)(const std::uint8_t* data, std::size_t size) {
           fuzz::accepts([&] { file.integers(key); }, beginning);
         }
         fuzz::require(file.tensors().size() * 24 <= size, "more tensors than the file can name");
-        for (const auto& [name, tensor] : file.tensors()) read(tensor.bytes, file.bytes(), name);
+        for (const auto& [name, tensor] : file.tensors()) read(tensor.bytes, file.bytes(tensor.file), name);
         fuzz::accepts([&] { topkv::end_tokens(file); }, beginning);
         fuzz::accepts([&] { topkv::unread_gguf_warning(file); }, beginning);
       },

@@ -144,8 +144,19 @@ TEST_F(FindModel, OneGgufFileOfASnapshotIsTheModel) {
   add("README.md");
   add("q8.gguf", "GGUF");
   EXPECT_EQ(find_model(name_), snapshot() / "q8.gguf");
+  add("mmproj-F16.gguf", "GGUF");  // the same model's encoder of images
+  EXPECT_EQ(find_model(name_), snapshot() / "q8.gguf");
   add("q4.gguf", "GGUF");
   expect_refused(name_, {"has 2 *.gguf files", (snapshot() / "q4.gguf").string()});
+}
+
+TEST_F(FindModel, AModelInSeveralPartsIsItsFirst) {
+  write(model_ / "refs/main", commit);
+  for (const char* part : {"1", "2", "3"})
+    add(std::string("q8-0000") + part + "-of-00003.gguf", "GGUF");
+  EXPECT_EQ(find_model(name_), snapshot() / "q8-00001-of-00003.gguf");
+  add("q4-00002-of-00002.gguf", "GGUF");  // whose first is not there
+  expect_refused(name_, {"has 2 *.gguf files"});
 }
 
 TEST_F(FindModel, WhatCanBeNoNameIsGivenBackAsAPath) {

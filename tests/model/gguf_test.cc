@@ -495,8 +495,7 @@ TEST_F(Gguf, OtherModelsAreRefusedByKeyAndValue) {
            {gguf::number("llama.rope.dimension_count", 40), {"dimension_count is 40"}},
            {gguf::words("llama.rope.scaling.type", "su"), {"scaling.type is \"su\"", "yarn"}},
            {gguf::real("llama.rope.scaling.attn_factor", 2), {"attn_factor is 2"}},
-           {gguf::real("llama.rope.scale_linear", 4), {"scale_linear is 4"}},
-           {gguf::number("split.count", 3), {"one of 3 parts", "llama-gguf-split --merge"}}}) {
+           {gguf::real("llama.rope.scale_linear", 4), {"scale_linear is 4"}}}) {
     SCOPED_TRACE(one.value.key);
     gguf::File file = small();
     file.set(one.value);

@@ -60,6 +60,31 @@ constexpr std::array<GgmlType, 32> types = {{
     {40, "nvfp4", 64, 36},    {41, "q1_0", 128, 18},
 }};
 
+constexpr const char* split_count = "split.count";
+constexpr const char* split_number = "split.no";
+constexpr const char* split_tensors = "split.tensors.count";
+constexpr std::int64_t most_parts = 65535;
+
+/// Files of some publishers are cut into pieces that are no files of their own: NAME.part1of2.
+void refuse_piece(const std::filesystem::path& path) {
+  constexpr std::string_view beginning = ".part";
+  const std::string end = path.extension().string();
+  const std::size_t of = end.find("of");
+  const auto are_digits = [](std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+  };
+  if (!end.starts_with(beginning) || of == end.npos ||
+      !are_digits(std::string_view(end).substr(beginning.size(), of - beginning.size())) ||
+      !are_digits(std::string_view(end).substr(of + 2))) {
+    return;
+  }
+  const std::string whole = path.stem().string();
+  throw FileError(fmt::format(
+      "{}: is a piece of a file by its name; expected the whole: join the pieces, in their order "
+      "(cat {}.part*{} > {} for fewer than ten)",
+      path_text(path), printable(whole), printable(end.substr(of)), printable(whole)));
+}
+
 template <class T>
 T load(const std::byte* from) {
   T value;
@@ -113,7 +138,7 @@ const GgmlType* find_ggml_type(std::uint32_t id) {
 /// Walks the header once, from front to back.
 class GgufFile::Parser {
  public:
-  explicit Parser(GgufFile& file) : out_(file), bytes_(file.file_.bytes()) {}
+  explicit Parser(GgufFile& file) : out_(file), bytes_(file.bytes(0)) {}
 
   void parse() {
     if (bytes_.size() < 4 || std::memcmp(bytes_.data(), "GGUF", 4) != 0) {
@@ -140,13 +165,6 @@ class GgufFile::Parser {
     check_count("metadata values", values, 13);
     for (std::uint64_t i = 0; i < values; ++i) read_value();
     check_count("tensors", tensors, 24);
-    const std::int64_t parts = out_.integer("split.count", 0, INT32_MAX, 0);
-    if (parts > 1) {
-      throw Unsupported(fmt::format(
-          "{}: is one of {} parts of a model (split.count); topkv reads a model in one file: join "
-          "them with llama-gguf-split --merge",
-          path_text(out_.path()), parts));
-    }
     for (std::uint64_t i = 0; i < tensors; ++i) read_tensor();
     place_tensors();
   }
@@ -348,11 +366,107 @@ class GgufFile::Parser {
   std::vector<Tensors::iterator> order_;
 };
 
-GgufFile GgufFile::open(const std::filesystem::path& path) {
+GgufFile GgufFile::open_one(const std::filesystem::path& path) {
   GgufFile file;
-  file.file_ = MappedFile::open(path);
+  file.files_.push_back(MappedFile::open(path));
   Parser(file).parse();
   return file;
+}
+
+GgufFile GgufFile::open(const std::filesystem::path& path) {
+  refuse_piece(path);
+  GgufFile file = open_one(path);
+  const std::int64_t parts = file.integer(split_count, 0, most_parts, 0);
+  if (parts > 1) file.add_parts(parts);
+  return file;
+}
+
+void GgufFile::add_parts(std::int64_t count) {
+  const std::int64_t number = integer(split_number, 0, count - 1) + 1;
+  const auto name = gguf_part_name(path());
+  if (!name || name->number != number || name->count != count) {
+    throw FileError(fmt::format(
+        "{}: is part {} of {} of a model (split.no, split.count); expected a name that ends in "
+        "-{:05}-of-{:05}.gguf, for the other parts are found by their names: give the parts the "
+        "names that they were published with",
+        path_text(path()), number, count, number, count));
+  }
+  if (number > 1) {
+    throw FileError(fmt::format("{}: is part {} of {} of a model; expected the first: {}",
+                                path_text(path()), number, count, path_text(name->path_of(1))));
+  }
+  for (std::int64_t part = 2; part <= count; ++part) {
+    const std::filesystem::path path_of_part = name->path_of(part);
+    if (!file_exists(path_of_part)) {
+      throw FileError(
+          fmt::format("{}: is missing; expected part {} of {} of the model beside {}: fetch it",
+                      path_text(path_of_part), part, count, path_text(path().filename())));
+    }
+    GgufFile found = open_one(path_of_part);
+    found.expect(split_count, count, "as in the first part");
+    found.expect(split_number, part - 1, "one less than in its name");
+    if (has(split_tensors)) {
+      found.expect(split_tensors, integer(split_tensors, 0, INT64_MAX), "as in the first part");
+    }
+    add_part(std::move(found));
+  }
+  if (has(split_tensors) && integer(split_tensors, 0, INT64_MAX) != std::ssize(tensors_)) {
+    fail(split_tensors,
+         fmt::format("{}, which the {} parts have together: one of them is of another model, or "
+                     "of another version of it: fetch them again",
+                     tensors_.size(), count));
+  }
+}
+
+void GgufFile::expect(std::string_view key, std::int64_t value, std::string_view why) const {
+  if (integer(key, 0, INT64_MAX) == value) return;
+  fail(key, fmt::format("{}, {}: it is a part of another model, or was renamed", value, why));
+}
+
+void GgufFile::add_part(GgufFile part) {
+  for (auto& [name, tensor] : part.tensors_) {
+    tensor.file = files_.size();
+    const auto [it, is_new] = tensors_.emplace(name, std::move(tensor));
+    if (is_new) continue;
+    throw FileError(fmt::format(
+        "{}: has tensor {}, which {} has too; expected each once: it is a part of another model",
+        path_text(part.path()), printable_beginning(name),
+        path_text(path_of(it->second).filename())));
+  }
+  files_.push_back(std::move(part.files_.front()));
+}
+
+std::vector<std::filesystem::path> GgufFile::paths() const {
+  std::vector<std::filesystem::path> paths;
+  for (const MappedFile& file : files_) paths.push_back(file.path());
+  return paths;
+}
+
+std::filesystem::path GgufPartName::path_of(std::int64_t part) const {
+  std::filesystem::path path = beginning;
+  path += fmt::format("-{:05}-of-{:05}.gguf", part, count);
+  return path;
+}
+
+std::optional<GgufPartName> gguf_part_name(const std::filesystem::path& path) {
+  constexpr std::string_view form = "-00000-of-00000.gguf";  // 0: a digit
+  const std::string name = path.filename().string();
+  if (name.size() <= form.size()) return {};
+  const std::string_view end = std::string_view(name).substr(name.size() - form.size());
+  GgufPartName found;
+  std::int64_t* number = &found.number;
+  for (std::size_t i = 0; i < form.size(); ++i) {
+    if (form[i] != '0') {
+      if (end[i] != form[i]) return {};
+      if (end[i] == 'o') number = &found.count;
+      continue;
+    }
+    if (end[i] < '0' || end[i] > '9') return {};
+    *number = *number * 10 + (end[i] - '0');
+  }
+  if (found.number < 1 || found.number > found.count) return {};
+  found.beginning = path.parent_path() / name.substr(0, name.size() - form.size());
+  return found;
 }
 
 const GgufFile::Value* GgufFile::find(std::string_view key) const {

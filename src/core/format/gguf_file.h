@@ -3,6 +3,11 @@
 //
 // The whole header is checked when the file is opened: lengths and counts against the file's size,
 // that no key and no tensor is there twice, and that each tensor lies within the file.
+//
+// A model may be split into several files, NAME-00001-of-00003.gguf and on, which lie in one
+// folder. The first has the metadata of the model, each has some of the tensors, and each says
+// which part it is and of how many (split.no from 0, split.count), and how many tensors all have
+// together (split.tensors.count).
 #pragma once
 
 #include <cstddef>
@@ -39,15 +44,23 @@ class GgufFile {
     /// round.)
     std::vector<std::int64_t> shape;
     std::span<const std::byte> bytes;
+    std::size_t file = 0;  ///< which of paths() it lies in
   };
   using Tensors = std::map<std::string, Tensor, std::less<>>;
 
-  /// Throws FileError, Unsupported for other versions, big-endian files and those in several parts.
+  /// path: of a file, or of the first part of a model. Throws FileError, also naming a part that is
+  /// missing or of another model, Unsupported for other versions and big-endian files.
   static GgufFile open(const std::filesystem::path& path);
 
-  const std::filesystem::path& path() const { return file_.path(); }
-  /// All of it, in which tensors' bytes lie.
-  std::span<const std::byte> bytes() const { return file_.bytes(); }
+  /// Of the file, or of the first part.
+  const std::filesystem::path& path() const { return files_.front().path(); }
+  /// Of all parts, the first in front.
+  std::vector<std::filesystem::path> paths() const;
+  const std::filesystem::path& path_of(const Tensor& tensor) const {
+    return files_[tensor.file].path();
+  }
+  /// All of a file, in which its tensors' bytes lie.
+  std::span<const std::byte> bytes(std::size_t file) const { return files_[file].bytes(); }
   const Tensors& tensors() const { return tensors_; }
 
   bool has(std::string_view key) const { return values_.find(key) != values_.end(); }
@@ -86,13 +99,30 @@ class GgufFile {
     std::int64_t count = 0;     // of an array
     std::span<const std::byte> bytes;
   };
+  static GgufFile open_one(const std::filesystem::path& path);
+  void add_parts(std::int64_t count);
+  void add_part(GgufFile part);
+  void expect(std::string_view key, std::int64_t value, std::string_view why) const;
   const Value* find(std::string_view key) const;
   const Value& array(std::string_view key, std::string_view expected) const;
 
-  MappedFile file_;
+  std::vector<MappedFile> files_;
   std::map<std::string, Value, std::less<>> values_;
   Tensors tensors_;
 };
+
+/// Of a path such as "folder/NAME-00002-of-00003.gguf".
+struct GgufPartName {
+  std::int64_t number = 0;  ///< 2
+  std::int64_t count = 0;   ///< 3
+  /// The path of another part of the same model.
+  std::filesystem::path path_of(std::int64_t part) const;
+
+  std::filesystem::path beginning;  ///< "folder/NAME"
+};
+
+/// Nothing for a path that does not end so, or whose numbers cannot be.
+std::optional<GgufPartName> gguf_part_name(const std::filesystem::path& path);
 
 /// Whether it is a file that begins as GGUF files do.
 bool begins_as_gguf(const std::filesystem::path& path);

@@ -246,7 +246,12 @@ class GgufCheckpoint : public Checkpoint {
 
  private:
   std::string what_of(std::string_view name) const {
-    return fmt::format("{}: tensor {}", path_text(source()), printable_beginning(name));
+    return fmt::format("{}: tensor {}", path_text(path_of(name)), printable_beginning(name));
+  }
+  /// The file that has the tensor; the first if none has it.
+  const std::filesystem::path& path_of(std::string_view name) const {
+    const auto found = file_.tensors().find(name);
+    return found == file_.tensors().end() ? file_.path() : file_.path_of(found->second);
   }
 
   bool has_stored(std::string_view name) const {
@@ -288,8 +293,8 @@ class GgufCheckpoint : public Checkpoint {
       const std::string stored = fmt::format("{}{}.weight", at, name);
       return matrix_of(get(stored, {experts, rows, in}), part.expert * rows, {first, out, rows}, in,
                        format,
-                       fmt::format("{}: expert {} of tensor {}", path_text(source()), part.expert,
-                                   printable_beginning(stored)));
+                       fmt::format("{}: expert {} of tensor {}", path_text(path_of(stored)),
+                                   part.expert, printable_beginning(stored)));
     };
     const std::string_view own = gguf_experts()[part.projection];
     if (!has_stored(fmt::format("{}{}.weight", at, own))) {
@@ -335,7 +340,7 @@ class GgufCheckpoint : public Checkpoint {
     if (!dtype) {
       throw Unsupported(fmt::format(
           "{}: tensor {} is of type {}; topkv reads norms and biases in f32, f16 and bf16",
-          path_text(source()), stored, tensor.type->name));
+          path_text(path_of(stored)), stored, tensor.type->name));
     }
     topkv::check_finite(tensor.bytes.data(), *dtype, tensor.shape, what_of(stored));
     to_float(tensor.bytes.data(), *dtype, std::ssize(to), to.data());
@@ -349,8 +354,9 @@ class GgufCheckpoint : public Checkpoint {
                                   path_text(source()), name, shown_shape(shape)));
     }
     if (found->second.shape != shape) {
-      throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}", path_text(source()),
-                                  name, shown_shape(found->second.shape), shown_shape(shape)));
+      throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}",
+                                  path_text(path_of(name)), name, shown_shape(found->second.shape),
+                                  shown_shape(shape)));
     }
     return found->second;
   }
