@@ -21,8 +21,8 @@ enum class ModelFiles : std::uint8_t {
 ///   returned unchanged, too.
 /// - "org/name" is the snapshot of the branch main in the cache folder.
 /// - "org/name@revision" is the snapshot of another branch, a tag or a commit.
-/// - A snapshot with one model in *.gguf files and no config.json gives the path of that file. The
-///   path of a model in several parts is that of its first (NAME-00001-of-00003.gguf). Files whose
+/// - A snapshot with one model in *.gguf files and no config.json gives the path of that file. A
+///   model in several parts gives the path of its first part (NAME-00001-of-00003.gguf). Files whose
 ///   names begin with mmproj are encoders of images and do not count.
 ///
 /// The cache folder is the first of these that is set: $HF_HUB_CACHE, $HUGGINGFACE_HUB_CACHE,
