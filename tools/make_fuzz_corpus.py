@@ -166,7 +166,7 @@ piece_tokens = [word("<unk>"), word("<s>"), word("</s>")] + [word(f"<0x{b:02X}>"
 piece_kinds = [2, 3, 3] + [6] * 256 + [1, 1, 1]
 put("gguf", "pieces", gguf([entry("tokenizer.ggml.model", string, word("llama")), entry("tokenizer.ggml.tokens", array, list_of(string, piece_tokens)), entry("tokenizer.ggml.token_type", array, list_of(i32, [struct.pack("<i", k) for k in piece_kinds])), entry("tokenizer.ggml.scores", array, list_of(f32, [struct.pack("<f", -i) for i in range(len(piece_tokens))])), entry("tokenizer.ggml.bos_token_id", u32, struct.pack("<I", 1))], []))
 
-for kind in (2, 3, 6, 7, 8, 10, 11, 12, 13, 14):
+for kind in (2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 16, 17, 18, 19, 20, 21, 22, 23, 29, 34, 35, 39, 40):
     put("gguf_blocks", f"type{kind}", bytes([kind]) + bytes(range(256)))
 
 specs = ["exact", "codes:k=16,v=8", "ivf:size=32,share=32", "hnsw:M=16,efc=100,ef=0", "faiss:HNSW32;ef=10,efc=20", "faiss:IVF4096,SQ8;nprobe=4", "faiss:IVF,PQ16x4", "quest:page=16", "sparq:r=32,v=0", "squeezed:c=5,coarse=0,s=0", "retroinfer:size=16,segment=8192,v=1", "lowrank:r=16", "h2o", "mean", "pages:size=16", "sample:rows=256,eps=0,delta=5", "q8/q4", "bf16", "int4", "64", "uniform:512", "linear:64-512", "pyramid:512"]

@@ -61,6 +61,10 @@ constexpr const char* sliding_base_key = "rope.freq_base_swa";
 constexpr const char* score_cap_key = "attn_logit_softcapping";
 constexpr const char* final_cap_key = "final_logit_softcapping";
 
+/// Of a matrix in nvfp4: a scale of all its values, and one for rounding what it meets, which topkv
+/// does not round.
+constexpr std::array<const char*, 3> matrix_kinds = {".weight", ".scale", ".input_scale"};
+
 constexpr const char* rope_factors = "rope_freqs.weight";
 constexpr const char* long_factors = "rope_factors_long.weight";
 constexpr const char* short_factors = "rope_factors_short.weight";
@@ -187,12 +191,13 @@ class Translator {
   std::set<std::string> names_in_layer() const {
     std::set<std::string> names;
     const auto add = [&](std::string_view name, bool has_bias) {
-      names.insert(fmt::format("{}.weight", name));
+      for (const char* kind : matrix_kinds) names.insert(fmt::format("{}{}", name, kind));
       if (has_bias) names.insert(fmt::format("{}.bias", name));
     };
     const bool attention_bias = config_.value("attention_bias", false);
     const bool qkv_bias = family_.always_qkv_bias || attention_bias;
-    for (const auto& [ours, name] : architecture_.norms) add(name, false);
+    for (const auto& [ours, name] : architecture_.norms)
+      names.insert(fmt::format("{}.weight", name));
     for (const auto& [ours, name] : gguf_projections()) {
       if (ours == "self_attn.o_proj") {
         add(name, attention_bias && !family_.never_o_bias);
@@ -202,7 +207,7 @@ class Translator {
         add(name, config_.value("mlp_bias", false));
       }
     }
-    if (family_.attention_sinks) add(gguf_sinks, false);
+    if (family_.attention_sinks) names.insert(fmt::format("{}.weight", gguf_sinks));
     if (!architecture_.experts) return names;
     const bool expert_bias = family_.mixture.fused;
     add(gguf_router, expert_bias);
@@ -218,7 +223,8 @@ class Translator {
 
   /// What the network would not read belongs to another one: a bias, a norm, more layers.
   void refuse_other_tensors() const {
-    std::set<std::string_view> whole = {"token_embd.weight", "output_norm.weight", "output.weight"};
+    std::set<std::string_view> whole = {"token_embd.weight", "output_norm.weight", "output.weight",
+                                        "output.scale", "output.input_scale"};
     if (family_.longrope_only) {
       whole.insert({long_factors, short_factors});
     } else if (!has_sliding_rope(family_)) {

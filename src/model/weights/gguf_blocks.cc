@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "src/core/math/convert.h"
+#include "src/model/weights/gguf_grid_blocks.h"
 
 namespace topkv {
 namespace {
@@ -90,7 +91,51 @@ void read_mxfp4(const std::byte* block, Codes codes, float* scales, float* /*off
   }
 }
 
+/// Four scales in e4m3 without a sign, then e2m1's bits of 16 inputs each.
+void read_nvfp4(const std::byte* block, Codes codes, float* scales, float* /*offsets*/) {
+  constexpr std::array<int, 8> twice_e2m1 = {0, 1, 2, 3, 4, 6, 8, 12};
+  const auto code = [&](int bits) {
+    const int value = twice_e2m1[static_cast<std::size_t>(bits & 7)];
+    return bits < 8 ? value : -value;
+  };
+  for (int g = 0; g < 4; ++g) {
+    const int bits = byte(block, g);
+    const int exponent = bits >> 3 & 15;
+    const auto fraction = static_cast<float>(bits & 7);
+    scales[g] =
+        exponent == 0 ? std::ldexp(fraction, -10) : std::ldexp(1 + fraction / 8, exponent - 8);
+    if (bits == 0x7f) scales[g] = 0;  // e4m3's NaN, as ggml takes it
+    const std::byte* const nibbles = block + 4 + 8 * g;
+    for (int j = 0; j < 8; ++j) {
+      put(codes, 16 * g + j, code(low(nibbles, j)));
+      put(codes, 16 * g + j + 8, code(high(nibbles, j)));
+    }
+  }
+}
+
 // Super-blocks of 256.
+
+// Three values, -1 to 1, with one scale. It is that of each group of 32, so that codes are int4's.
+
+void read_tq2_0(const std::byte* block, Codes codes, float* scales, float* /*offsets*/) {
+  std::fill_n(scales, 8, half(block + 64));
+  for (int i = 0; i < 256; ++i)
+    put(codes, i, (byte(block, i / 128 * 32 + i % 32) >> (i % 128 / 32 * 2) & 3) - 1);
+}
+
+/// Five inputs a byte, four in the last: the byte by a power of 3, times 3, has the value above 8
+/// bits.
+void read_tq1_0(const std::byte* block, Codes codes, float* scales, float* /*offsets*/) {
+  constexpr std::array<int, 5> powers = {1, 3, 9, 27, 81};
+  std::fill_n(scales, 8, half(block + 52));
+  const auto value = [&](std::int64_t at, int power) {
+    const int turned = byte(block, at) * powers[static_cast<std::size_t>(power)] & 255;
+    return (turned * 3 >> 8) - 1;
+  };
+  for (int i = 0; i < 160; ++i) put(codes, i, value(i % 32, i / 32));
+  for (int i = 0; i < 80; ++i) put(codes, 160 + i, value(32 + i % 16, i / 16));
+  for (int i = 0; i < 16; ++i) put(codes, 240 + i, value(48 + i % 4, i / 4));
+}
 
 void read_iq4_xs(const std::byte* block, Codes codes, float* scales, float* /*offsets*/) {
   const float d = half(block);
@@ -182,19 +227,19 @@ void read_q6_k(const std::byte* block, Codes codes, float* scales, float* /*offs
   }
 }
 
-constexpr std::array<BlockFormat, 13> formats = {{{2, Packing::int4, 32, false, read_q4_0},
-                                                  {3, Packing::int4, 32, true, read_q4_1},
-                                                  {6, Packing::int8, 32, false, read_q5_0},
-                                                  {7, Packing::int8, 32, true, read_q5_1},
-                                                  {8, Packing::int8, 32, false, read_q8_0},
-                                                  {10, Packing::int8, 16, true, read_q2_k},
-                                                  {11, Packing::int8, 16, false, read_q3_k},
-                                                  {12, Packing::int4, 32, true, read_q4_k},
-                                                  {13, Packing::int8, 32, true, read_q5_k},
-                                                  {14, Packing::int8, 16, false, read_q6_k},
-                                                  {20, Packing::int8, 32, false, read_iq4_nl},
-                                                  {23, Packing::int8, 32, false, read_iq4_xs},
-                                                  {39, Packing::fp4, 32, false, read_mxfp4}}};
+constexpr std::array<BlockFormat, 23> formats = {
+    {{2, Packing::int4, 32, false, read_q4_0},     {3, Packing::int4, 32, true, read_q4_1},
+     {6, Packing::int8, 32, false, read_q5_0},     {7, Packing::int8, 32, true, read_q5_1},
+     {8, Packing::int8, 32, false, read_q8_0},     {10, Packing::int8, 16, true, read_q2_k},
+     {11, Packing::int8, 16, false, read_q3_k},    {12, Packing::int4, 32, true, read_q4_k},
+     {13, Packing::int8, 32, true, read_q5_k},     {14, Packing::int8, 16, false, read_q6_k},
+     {16, Packing::int8, 32, false, read_iq2_xxs}, {17, Packing::int8, 16, false, read_iq2_xs},
+     {18, Packing::int8, 32, false, read_iq3_xxs}, {19, Packing::int8, 32, false, read_iq1_s},
+     {20, Packing::int8, 32, false, read_iq4_nl},  {21, Packing::int8, 32, false, read_iq3_s},
+     {22, Packing::int8, 16, false, read_iq2_s},   {23, Packing::int8, 32, false, read_iq4_xs},
+     {29, Packing::int8, 16, false, read_iq1_m},   {34, Packing::int4, 32, false, read_tq1_0},
+     {35, Packing::int4, 32, false, read_tq2_0},   {39, Packing::fp4, 32, false, read_mxfp4},
+     {40, Packing::int8, 16, false, read_nvfp4}}};
 
 }  // namespace
 

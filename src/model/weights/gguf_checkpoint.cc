@@ -107,6 +107,7 @@ struct Unpack {
   Matrix form;
   std::string what;
   std::int64_t first_row;  // of the matrix, in the tensor
+  float scale;             // of all values
 
   void check(std::int64_t row, std::int64_t input, float factor) const {
     if (std::abs(factor) <= 1e30F) return;
@@ -132,8 +133,11 @@ struct Unpack {
                        offsets == nullptr ? nullptr : offsets + g);
         }
         for (std::int64_t g = 0; g < form.groups(); ++g) {
+          scales[g] *= scale;
           check(row, g * form.group, scales[g]);
-          if (offsets != nullptr) check(row, g * form.group, offsets[g]);
+          if (offsets == nullptr) continue;
+          offsets[g] *= scale;
+          check(row, g * form.group, offsets[g]);
         }
         std::byte* const out = to.codes + r * form.row_bytes();
         if (form.packing == Packing::int4) {
@@ -181,9 +185,11 @@ class GgufCheckpoint : public Checkpoint {
     const std::string stored = gguf_name(architecture_, name);
     if (const auto fused = rows_in_qkv(stored, rows.of)) {
       const std::string all = in_qkv(stored);
-      return matrix_of(get(all, {fused->of, in}), 0, *fused, in, format, what_of(all));
+      return matrix_of(get(all, {fused->of, in}), 0, *fused, in, format, what_of(all),
+                       scale_of(all));
     }
-    return matrix_of(get(stored, {rows.of, in}), 0, rows, in, format, what_of(stored));
+    return matrix_of(get(stored, {rows.of, in}), 0, rows, in, format, what_of(stored),
+                     scale_of(stored));
   }
 
   MatrixSource fused_expert(const std::string& name, const FusedExpert& which, std::int64_t out,
@@ -258,6 +264,16 @@ class GgufCheckpoint : public Checkpoint {
     return file_.tensors().find(name) != file_.tensors().end();
   }
 
+  /// What all values of a matrix are multiplied by, "blk.3.ffn_up.scale" for "blk.3.ffn_up.weight":
+  /// nvfp4's second scale. Stacked experts have one each.
+  float scale_of(std::string_view stored, std::int64_t expert = 0, std::int64_t experts = 1) const {
+    const std::string name = fmt::format("{}.scale", stored.substr(0, stored.rfind('.')));
+    if (!has_stored(name)) return 1;
+    std::vector<float> scales(static_cast<std::size_t>(experts));
+    widened(name, {experts}, scales);
+    return scales[static_cast<std::size_t>(expert)];
+  }
+
   std::int64_t experts() const {
     return file_.integer(fmt::format("{}.expert_count", architecture_.name), 1, INT32_MAX);
   }
@@ -294,7 +310,8 @@ class GgufCheckpoint : public Checkpoint {
       return matrix_of(get(stored, {experts, rows, in}), part.expert * rows, {first, out, rows}, in,
                        format,
                        fmt::format("{}: expert {} of tensor {}", path_text(path_of(stored)),
-                                   part.expert, printable_beginning(stored)));
+                                   part.expert, printable_beginning(stored)),
+                       scale_of(stored, part.expert, experts));
     };
     const std::string_view own = gguf_experts()[part.projection];
     if (!has_stored(fmt::format("{}{}.weight", at, own))) {
@@ -306,30 +323,37 @@ class GgufCheckpoint : public Checkpoint {
       const std::string stored =
           fmt::format("{}{}.weight", at, gguf_expert(alone[part.projection], part.expert));
       if (has_stored(stored))
-        return matrix_of(get(stored, {out, in}), 0, {0, out, out}, in, format, what_of(stored));
+        return matrix_of(get(stored, {out, in}), 0, {0, out, out}, in, format, what_of(stored),
+                         scale_of(stored));
     }
     return stacked(own, out, 0);
   }
 
   /// Rows of one of the matrices of a tensor, each [rows.of, in]; before: rows of those in front.
   static MatrixSource matrix_of(const Tensor& tensor, std::int64_t before, MatrixRows rows,
-                                std::int64_t in, WeightFormat format, const std::string& what) {
+                                std::int64_t in, WeightFormat format, const std::string& what,
+                                float scale) {
     const GgmlType& type = *tensor.type;
     const std::byte* const data =
         tensor.bytes.data() + (before + rows.first) * (in / type.inputs * type.bytes);
-    if (const auto dtype = plain_type(type))
-      return plain_matrix({data, *dtype, rows.count, in}, format, what, rows.first);
+    if (const auto dtype = plain_type(type)) {
+      if (scale == 1) return plain_matrix({data, *dtype, rows.count, in}, format, what, rows.first);
+      throw Unsupported(fmt::format(
+          "{} is of type {} and has a scale ({}) in a tensor of its own; topkv reads such scales "
+          "of quantised matrices",
+          what, type.name, scale));
+    }
     const BlockFormat* blocks = find_block_format(type);
     if (blocks == nullptr) {
       throw Unsupported(fmt::format(
-          "{} is of type {}, which is not implemented; topkv reads f32, f16, bf16, q8_0, q4_0, "
-          "q4_1, q5_0, q5_1, q2_K to q6_K, iq4_nl, iq4_xs and mxfp4: convert the model to one of "
-          "them",
+          "{} is of type {}, which is not implemented; topkv reads f32, f16, bf16, q4_0, q4_1, "
+          "q5_0, q5_1, q8_0, q2_K to q6_K, the types iq1 to iq4, tq1_0, tq2_0, mxfp4 and nvfp4: "
+          "convert the model to one of them",
           what, type.name));
     }
     Matrix form{nullptr,         DType::f32,    rows.count,         in,
                 blocks->packing, blocks->group, blocks->has_offsets};
-    return {form, Unpack{blocks, &type, data, form, what, rows.first}, {}};
+    return {form, Unpack{blocks, &type, data, form, what, rows.first, scale}, {}};
   }
 
   /// Values of a plain tensor of this shape. Returns its bytes in the file.
