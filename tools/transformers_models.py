@@ -13,6 +13,8 @@ DynamicCache, the text given in parts, and again in a session. Prints one line p
 
 Returns 1 if any model differs. A few minutes; `--only llama,gemma2` tries some, `--trust` gives
 TopkCache(trust=True), `--unchecked` leaves the look at the model out, to see what it is needed for.
+`--table` prints, after that, the table of docs/reference/transformers.md: the model types that are
+refused, by reason.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import argparse
 import collections
 import contextlib
 import inspect
+import re
 import resource
 import signal
 import sys
@@ -175,6 +178,20 @@ SPECIAL = {
     "reformer": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (8, 64)},
     "zaya": {"num_experts_per_tok": 1},
 }
+#: Reasons of refusals in the table, by a part of the message. The first that fits counts.
+REASONS = {
+    r"\(MLA,": "keys and values are one latent (MLA)",
+    "indexer|layers of type .*(indexed|sparse)": "an indexer chooses the keys",
+    "layers of type hybrid_sliding|keeps more than K and V": "layers keep more than K, V and known states",
+    "attends in its own way|do more with K and V|no layer that gives K and V": (
+        "attention in code of the model's own, not through transformers' interface"
+    ),
+    "every layer has|head dimensions of K and V differ: 0": "no layer attends to all earlier tokens",
+    "attends in chunks": "attention within chunks",
+    "encoder-decoder|cross attention": "cross attention",
+    "another mask": "a mask of the model's own in each call",
+    "is_decoder=False|not causal": "attends both ways, as its default config says",
+}
 LARGEST = 20e6  # parameters
 TOKENS = [25, 25, 10] + [1] * 8
 AT_ONCE = [60] + [1] * 8  # for recurrences that begin anew in a call of several tokens
@@ -231,8 +248,8 @@ def tiny(config_class):
             failure = error
             continue
         with contextlib.suppress(Exception):  # windows in every layer: it may do without
-            if "full_attention" not in topkv.hf.families.layer_types(config)[0]:
-                config = config_class(**sizes | {"sliding_window": None})
+            if not topkv.hf.families.served(config):
+                config = config_class(**given | {"sliding_window": None})
         return config
     raise failure
 
@@ -262,7 +279,7 @@ def describe(how):
 
 
 def first_line(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
 
 
 def attempt(model_type, config_class, options):
@@ -334,11 +351,30 @@ def attempt(model_type, config_class, options):
     return ("equal" if error <= 1e-4 else "differs"), f"{error:.1e}{note}"
 
 
+def reason_of(detail):
+    for pattern, reason in REASONS.items():
+        if re.search(pattern, detail):
+            return reason
+    return detail
+
+
+def table(refused):
+    """A table in Markdown. refused: the details of refusals, by model type."""
+    groups = collections.defaultdict(list)
+    for model_type, detail in sorted(refused.items()):
+        groups[reason_of(detail)].append(f"`{model_type}`")
+    lines = ["| reason | types | model types |", "| --- | --: | --- |"]
+    for reason, types in sorted(groups.items(), key=lambda x: -len(x[1])):
+        lines.append(f"| {reason} | {len(types)} | {', '.join(types)} |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="model types, separated by commas")
     parser.add_argument("--trust", action="store_true")
     parser.add_argument("--unchecked", action="store_true")
+    parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -348,7 +384,7 @@ def main():
         topkv.hf.families.check = lambda *_, **__: None
     options = {"trust": True} if arguments.trust else {}
     only = arguments.only and arguments.only.split(",")
-    counts = collections.Counter()
+    counts, refused = collections.Counter(), {}
     mapping = transformers.CONFIG_MAPPING
     for model_type in sorted(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         if only and model_type not in only:
@@ -369,8 +405,12 @@ def main():
             except Exception as error:
                 detail += f"; check fails: {first_line(error)}"
         counts[outcome] += 1
+        if outcome == "refused":
+            refused[model_type] = detail
         print(f"{outcome:8} {model_type:28} {detail}", flush=True)
     print(f"transformers {transformers.__version__}:", dict(counts))
+    if arguments.table:
+        print(table(refused))
     return 1 if counts["differs"] else 0
 
 

@@ -37,6 +37,14 @@ _COMMON = {
     "tie_word_embeddings": False,
 }
 _HYBRID = {"num_hidden_layers": 4, "layer_types": HYBRID, "sliding_window": 24}
+_SHARED_ROWS = {
+    "num_hidden_layers": 8,
+    "layer_types": HYBRID * 2,
+    "sliding_window": 24,
+    "num_kv_shared_layers": 4,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
 
 FAMILIES = {
     "llama": lambda: LlamaConfig(**_COMMON),
@@ -56,6 +64,20 @@ FAMILIES = {
     "gemma3": lambda: Gemma3TextConfig(**_COMMON | _HYBRID, query_pre_attn_scalar=40),
     "gpt_oss": lambda: GptOssConfig(
         **_COMMON | _HYBRID, num_local_experts=4, num_experts_per_tok=2
+    ),
+    # The last four layers attend the K and V of earlier ones.
+    "gemma3n": lambda: AutoConfig.for_model(
+        "gemma3n_text",
+        **_COMMON | _SHARED_ROWS,
+        laurel_rank=8,
+        activation_sparsity_pattern=[0.0] * 8,
+    ),
+    "gemma4-shared": lambda: AutoConfig.for_model(
+        "gemma4_text",
+        **_COMMON | _SHARED_ROWS,
+        attention_k_eq_v=True,
+        global_head_dim=512,
+        num_global_key_value_heads=1,
     ),
 }
 

@@ -127,7 +127,8 @@ def test_after_it_the_call_gives_what_it_should(fail, model):
     for cache in (empty, reading, session):
         held = cache.get_seq_length()
         fail(model, ids[:, held:], cache)
-        assert [layer.get_seq_length() for layer in cache.layers] == [held] * len(cache.layers)
+        of_layers = {x.get_seq_length() for x in cache.layers if hasattr(x, "get_seq_length")}
+        assert of_layers == {held}
         logits = call(model, ids[:, held:], cache)
         assert_logits_agree(logits, model, ids, first=held)
 

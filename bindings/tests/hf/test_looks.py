@@ -36,7 +36,6 @@ REFUSED = {
     "bloom": "BloomAttention .* attends in its own way",
     "deepseek_v3": "MLA",
     "falcon": "FalconAttention.* attends in its own way",
-    "gemma3n_text": "read the K and V of others",
     "gptj": "GPTJAttention.* attends in its own way",
     "llama4_text": "attends in chunks",
     "mamba": "every layer has a state of fixed size",

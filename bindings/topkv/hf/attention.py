@@ -32,9 +32,10 @@ class Handle:
     layer: a topkv layer; keys and values are the new tokens' K and V. None: a layer with a sliding
     window; keys and values are the whole result of transformers' own cache layer.
     attended: is called when the attention of a sliding-window layer is computed.
+    taken: the rows have these keys and values. They are there only for layers that share them.
     """
 
-    __slots__ = ("layer", "keys", "values", "attended")
+    __slots__ = ("layer", "keys", "values", "attended", "taken")
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Handle:
         self.keys = keys
         self.values = values
         self.attended = attended
+        self.taken = False
 
     @staticmethod
     def _refuse() -> InvalidArgument:
@@ -56,6 +58,11 @@ class Handle:
             "config object, TopkCache(model.config), and do not call set_attn_implementation after "
             "that. If its layers do more with K and V than attend, topkv cannot serve it"
         )
+
+    def to(self, *_: Any, **__: Any) -> Handle:
+        """Itself. Layers that share K and V move them to their own device, and topkv serves a model on
+        one device."""
+        return self
 
     def __getattr__(self, name: str) -> Any:
         raise self._refuse()
@@ -119,10 +126,11 @@ def _attend_topkv(
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> torch.Tensor:
+    sharing = Unsupported(
+        f"{type(module).__name__} attends with the K and V of another layer; use another cache"
+    )
     if kv.keys is None:
-        raise Unsupported(
-            f"{type(module).__name__} attends with the K and V of another layer; use another cache"
-        )
+        raise sharing
     if dropout > 0 or module.training:
         raise Unsupported("topkv's layers are for inference: call model.eval() first")
     if query.requires_grad and torch.is_grad_enabled():
@@ -141,8 +149,15 @@ def _attend_topkv(
     given = {"scaling": scaling, "dropout": dropout, **others}
     given |= {x: y for x, y in (("softcap", softcap), ("s_aux", s_aux)) if y is not None}
     plain.require_formula(module, query, kv.keys, kv.values, how, given)
+    if kv.taken:
+        out = kv.layer.attend_for(getattr(module, "layer_idx", None), query, **how)
+        if out is None:
+            raise sharing
+        return out
     out = kv.layer.attend(query, kv.keys, kv.values, **how)
-    kv.keys = kv.values = None  # rows of the context now, and of no other layer
+    kv.taken = True
+    if not kv.layer.is_shared:
+        kv.keys = kv.values = None  # rows of the context now, and of no other layer
     return out
 
 

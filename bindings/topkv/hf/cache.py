@@ -23,10 +23,6 @@ from topkv.hf.state import CacheMemory, State
 from topkv.hf.watch import watch
 
 
-def _attends(layer: Any) -> bool:
-    return isinstance(layer, TopkLayer) or kept.is_sliding(layer)
-
-
 class TopkCache(CacheCalls):
     """A cache for ``model.generate(..., past_key_values=cache)`` that keeps K and V in topkv.
 
@@ -119,7 +115,7 @@ class TopkCache(CacheCalls):
         families.check(config, flag("trust", trust))
         if index is None:
             given["index"] = topkv.IndexSpec.default_for(families.head_dim(config)).text
-        layers = len(families.served(config))
+        layers = len(families.served(config)) + len(families.shared_rows(config))
         engine = Engine(State(make_options(layers, given)))
         inner = families.text_config(config)
         if base_of(inner._attn_implementation) is None:
@@ -131,13 +127,19 @@ class TopkCache(CacheCalls):
         self.config = config
         self._engine = engine
         engine.restarts = families.restarting_layer(config)
+        shared = families.shared_rows(config)
+        served = sorted((*families.served(config), *shared))
+        engine.numbers = {layer: number for number, layer in enumerate(served)}
+        if shared:
+            engine.row_layer = [engine.numbers[shared.get(layer, layer)] for layer in served]
         super().__init__(layers=self._make_layers())
-        engine.set_layers(self.layers, [i for i, x in enumerate(self.layers) if _attends(x)])
+        attending = [i for i, x in enumerate(self.layers) if kept.is_sliding(x)]
+        engine.set_layers(self.layers, sorted((*attending, *served)))
 
     def _make_layers(self) -> list[CacheLayerMixin]:
         layers: list[CacheLayerMixin] = []
         for index, (kind, kwargs) in enumerate(zip(*families.layer_types(self.config))):
-            number = sum(isinstance(layer, TopkLayer) for layer in layers)
+            number = self._engine.numbers.get(index, -1)
             if kind == families.FULL:
                 layers.append(TopkLayer(self._engine, index, number))
             elif kind == families.FULL_AND_RECURRENT:

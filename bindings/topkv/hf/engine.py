@@ -37,16 +37,17 @@ class Engine(Passes):
         self,
         layer: int,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: torch.Tensor | None,
+        values: torch.Tensor | None,
         scale: float,
         softcap: float,
         sink_scores: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention of one topkv layer.
 
-        query [batch, q_heads, tokens, head_dim], keys and values [batch, kv_heads, tokens, head_dim]
-        -> [batch, tokens, q_heads, head_dim]. sink_scores: [q_heads], one more score under the
+        query [batch, q_heads, tokens, head_dim], keys and values [batch, kv_heads, tokens, head_dim],
+        or None in a layer that attends the rows of another layer -> [batch, tokens, q_heads,
+        head_dim]. Such a layer may be given the last tokens' queries only. sink_scores: [q_heads], one more score under the
         softmax, with a value of zero."""
         with on_device_of(query):
             return self._attend(layer, query, keys, values, scale, softcap, sink_scores)
@@ -55,18 +56,21 @@ class Engine(Passes):
         self,
         layer: int,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: torch.Tensor | None,
+        values: torch.Tensor | None,
         scale: float,
         softcap: float,
         sink_scores: torch.Tensor | None,
     ) -> torch.Tensor:
         done = self.open_pass()
+        wanted = query.shape[-2]
+        if wanted < done.tokens and keys is None:  # the others' results are not used
+            query = torch.nn.functional.pad(query, (0, 0, done.tokens - wanted, 0))
         rows = self.state.rows or done.rows
         if rows is None:
             rows = done.rows = self._make_rows(query, keys, values, scale, softcap)
         self._check(rows.shape, query, scale, softcap)
-        q, k, v = (core_layout(x) for x in (query, keys, values))
+        q, k, v = (None if x is None else core_layout(x) for x in (query, keys, values))
         counts = self.new_counts(done)
         has_padding = min(counts) < done.tokens  # whose attention nobody uses
         out = torch.zeros_like(q) if has_padding else torch.empty_like(q)
@@ -81,7 +85,7 @@ class Engine(Passes):
             out, lse = shards.merge(out, lse)
         if sink_scores is not None:
             out = out * torch.sigmoid(lse - sink_scores.to(lse.dtype)).unsqueeze(-1)
-        return out.to(query.dtype)
+        return out[:, -wanted:].to(query.dtype)
 
     # ---- the text and its sessions ----
 
@@ -223,7 +227,7 @@ class Engine(Passes):
             return MethodRows(self.method, options.session)
         if self.state.text is not None:
             return SessionRows(self._make_sessions())
-        shape = shape_of(options.layers, query, keys, values, scale, softcap)
+        shape = shape_of(options.layers, query, keys, values, scale, softcap, self.row_layer)
         ranks = 1 if options.shards is None else options.shards.ranks
         topkv.IndexSpec(options.session["index"]).check(shape.head_dim, 0)  # now, not once it is read
         done = self.open_pass()

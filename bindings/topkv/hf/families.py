@@ -38,6 +38,7 @@ FAMILIES = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gemma3n_text",
     "gemma4_text",
     "glm",
     "glm4",
@@ -101,8 +102,10 @@ def model_code(text: Any) -> ModuleType | None:
     for mapping in mappings:
         found = mapping.get(type(text), None)
         found = found[0] if isinstance(found, tuple) else found
-        # It is found by the name of the config's class, which somebody's own may have too.
-        if getattr(found, "config_class", None) is type(text):
+        # It is found by the name of the config's class, which somebody's own may have too. Some of
+        # transformers' own configs name the model of another one.
+        own = type(text).__module__.startswith("transformers.models.")
+        if found is not None and (own or getattr(found, "config_class", None) is type(text)):
             return sys.modules[found.__module__]
     name = type(text).__module__.replace(".configuration_", ".modeling_")
     if name == type(text).__module__:
@@ -182,10 +185,32 @@ def served(config: Any) -> list[int]:
     return [number for number, kind in kinds if kind in (FULL, FULL_AND_RECURRENT)]
 
 
+def _sharing_modes(text: Any) -> list[str | None]:
+    """For each layer "reuse" if it attends the K and V of an earlier layer; empty: no layer does."""
+    modes = _value(text, "kv_sharing_modes")
+    if modes is not None:
+        return list(modes) if "reuse" in modes else []
+    shared = _value(text, "num_kv_shared_layers") or 0  # up to 5.18: the last ones
+    layers = text.num_hidden_layers
+    return [None] * (layers - shared) + ["reuse"] * shared if shared else []
+
+
+def shared_rows(config: Any) -> dict[int, int]:
+    """The full-attention layers that attend the rows of an earlier layer: the number of each, and of that
+    layer, which is the last one of its kind before the sharing layers."""
+    text = text_config(config)
+    modes = _sharing_modes(text)
+    shared = [i for i, mode in enumerate(modes) if mode == "reuse" and text.layer_types[i] == FULL]
+    if not shared:
+        return {}
+    owner = max(i for i in served(config) if i < shared[0])
+    return dict.fromkeys(shared, owner)
+
+
 def _full_layers(config: Any) -> list[Any]:
     """The configs of the full-attention layers, which topkv serves; of all layers if none is."""
     configs = _configs_of_layers(text_config(config))
-    full = [configs[number] for number in served(config)]
+    full = [configs[number] for number in (*served(config), *shared_rows(config))]
     return full or configs
 
 
@@ -236,9 +261,9 @@ def _config_reason(config: Any, text: Any) -> str:
         )
     if _value(text, "attention_chunk_size"):
         return "it attends in chunks, not to all earlier tokens"
-    modes = _value(text, "kv_sharing_modes") or ()
-    if _value(text, "num_kv_shared_layers") or "reuse" in modes:
-        return "some of its layers read the K and V of others"
+    modes = sorted(set(map(str, _value(text, "kv_sharing_modes") or ())) - {"None", "store", "reuse"})
+    if modes:
+        return f"some of its layers share K and V in a way that topkv does not know: {', '.join(modes)}"
     if _value(text, "cross_attention_layers"):
         return "some of its layers attend to an image (cross attention)"
     # "vision" is of image tokens, which the mask of a call shows.

@@ -40,6 +40,11 @@ class TopkLayer(CacheLayerMixin):
         self._number = number  # among the topkv layers
 
     @property
+    def is_shared(self) -> bool:
+        """Whether later layers attend the rows of this layer."""
+        return self._engine.row_layer.count(self._number) > 1
+
+    @property
     def is_first(self) -> bool:
         """Whether this is the first topkv layer, which sees a call before the others do."""
         return self._number == 0
@@ -76,6 +81,16 @@ class TopkLayer(CacheLayerMixin):
     ) -> torch.Tensor:
         out = self._engine.attend(self._number, query, keys, values, **how)
         self._engine.attended(self._index)
+        return out
+
+    def attend_for(self, index: int | None, query: torch.Tensor, **how: Any) -> torch.Tensor | None:
+        """Attention of layer `index`, among all layers, over the rows of this layer. None: it is not
+        known as a layer that attends these rows."""
+        number = self._engine.numbers.get(index)
+        if number is None or number == self._number or self._engine.row_layer[number] != self._number:
+            return None
+        out = self._engine.attend(number, query, None, None, **how)
+        self._engine.attended(index)
         return out
 
     def starts(self) -> list[tuple[int, int]]:

@@ -69,6 +69,15 @@ class LazyMask:
         make = ALL_MASK_ATTENTION_FUNCTIONS.get(base)
         return None if make is None else make(**arguments)
 
+    def __getitem__(self, part: tuple[slice, ...]) -> LazyMask:
+        """The mask of the last queries: a model that needs the last logits only slices its masks."""
+        queries = range(self.queries)[part[2]] if isinstance(part, tuple) and len(part) == 4 else ()
+        everything = all(x == slice(None) for i, x in enumerate(part) if i != 2) if queries else False
+        if not everything or queries.step != 1 or queries.stop != self.queries:
+            raise Unsupported(f"this model takes the part {part} of a mask; use another cache")
+        offset = self.query_offset + queries.start
+        return LazyMask(self.base, self.arguments | {"q_length": len(queries), "q_offset": offset})
+
     def hides_beyond(self, window: int | None) -> bool:
         """Whether the mask hides tokens `window` and more before a token, as a layer's window requires."""
         if not window:

@@ -69,13 +69,14 @@ class MethodRows:
             step.take(part, [0])
 
     def _attend_step(self, step: Any) -> None:
-        q, k, v = (x[0].detach().cpu() for x in (step.q, step.k, step.v))
-        earlier = self._own[step.layer]
-        self._own[step.layer] = tuple(
-            torch.cat((rows, more.transpose(0, 1).to(rows.dtype)), dim=1).contiguous()
-            for rows, more in zip(earlier, (k, v))
-        )
-        first = self._context.tokens + earlier[0].shape[1]
+        q = step.q[0].detach().cpu()
+        if step.k is not None:
+            self._own[step.layer] = tuple(
+                torch.cat((rows, more[0].detach().cpu().transpose(0, 1).to(rows.dtype)), dim=1)
+                for rows, more in zip(self._own[step.layer], (step.k, step.v))
+            )
+        held = self._own[self._row_layer(step.layer)][0].shape[1]
+        first = self._context.tokens + held - q.shape[0]
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
         group = self.shape.q_heads // self.shape.kv_heads
         for token in range(q.shape[0]):
@@ -116,6 +117,10 @@ class MethodRows:
         together = Partial(*(np.concatenate(x) for x in ([p.out for p in each], [p.lse for p in each])))
         return merged(partial, together, tail)
 
+    def _row_layer(self, layer: int) -> int:
+        """The layer whose rows a layer attends."""
+        return self.shape.row_layer[layer] if self.shape.row_layer else layer
+
     @property
     def _scale(self) -> float:
         return self.shape.scale or self.shape.head_dim**-0.5
@@ -127,7 +132,7 @@ class MethodRows:
 
     def _own_rows(self, q: torch.Tensor, layer: int, head: int, seen: int) -> Partial:
         """Attention over the first `seen` tokens after the text."""
-        keys, values = (x[head] for x in self._own[layer])
+        keys, values = (x[head] for x in self._own[self._row_layer(layer)])
         return topkv.attend_rows(
             q, keys, values, np.arange(seen), self._scale, self.shape.softcap
         )

@@ -37,6 +37,8 @@ class Passes:
         self.state = state
         self.layers: Sequence[Any] = ()  # of the cache, all of them
         self.attending: list[int] = []  # numbers of the layers that attend
+        self.numbers: dict[int, int] = {}  # of the layers that topkv attends, among them
+        self.row_layer: list[int] = []  # AttentionShape.row_layer
         self.restarts = ""  # families.restarting_layer
         self.device: topkv.Device | None = None
         self.reading: Reading | None = None

@@ -80,13 +80,14 @@ def core_layout(x: torch.Tensor) -> torch.Tensor:
 class Step:
     """One layer's tensors of the next tokens.
 
+    k and v are None in a layer that attends the rows of another layer.
     out [batch, tokens, q_heads, head_dim] is written, and lse [batch, tokens, q_heads] unless it is
     None. kv_first, kv_tokens: the tokens that k and v belong to (see AttentionStep)."""
 
     layer: int
     q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    k: torch.Tensor | None
+    v: torch.Tensor | None
     out: torch.Tensor
     lse: torch.Tensor | None
     kv_first: int = 0
@@ -102,7 +103,9 @@ class Step:
         if len(rows) == batch and tokens == all_tokens:
             return self
         last = slice(all_tokens - tokens, None)
-        q, k, v = (x[list(rows), last].contiguous() for x in (self.q, self.k, self.v))
+        q, k, v = (
+            None if x is None else x[list(rows), last].contiguous() for x in (self.q, self.k, self.v)
+        )
         lse = None if self.lse is None else q.new_empty(q.shape[:-1])
         return Step(self.layer, q, k, v, torch.empty_like(q), lse)
 
@@ -115,15 +118,20 @@ class Step:
         if self.lse is not None:
             self.lse[list(rows), last] = part.lse
 
+    def _kept(self, rows: torch.Tensor | None) -> torch.Tensor | None:
+        """K or V of the tokens that they belong to."""
+        if rows is None or self.kv_count == 0:
+            return None
+        return rows[:, self.kv_first : self.kv_first + self.kv_count].contiguous()
+
     def run_together(self, sessions: list[topkv.Session]) -> None:
         """Gives each batch row's part to its session, in one call for all."""
-        part = slice(self.kv_first, self.kv_first + self.kv_count)
         topkv.Session.attend_together(
             sessions,
             self.layer,
             self.q,
-            self.k[:, part].contiguous() if self.kv_count else None,
-            self.v[:, part].contiguous() if self.kv_count else None,
+            self._kept(self.k),
+            self._kept(self.v),
             out=self.out,
             lse=self.lse,
             kv_tokens=self.kv_count,
@@ -132,15 +140,15 @@ class Step:
 
     def run(self, builder: topkv.ContextBuilder) -> None:
         """Gives the only batch row to a builder."""
-        first, count = self.kv_first, self.kv_count
+        count, k, v = self.kv_count, self._kept(self.k), self._kept(self.v)
         builder.attend(
             self.layer,
             self.q[0],
-            self.k[0, first : first + count] if count else None,
-            self.v[0, first : first + count] if count else None,
+            None if k is None else k[0],
+            None if v is None else v[0],
             out=self.out[0],
             lse=None if self.lse is None else self.lse[0],
-            kv_first=first if count else 0,
+            kv_first=self.kv_first if count else 0,
             kv_tokens=count,
             stream=stream_of(self.q.device),
         )
@@ -153,6 +161,7 @@ def shape_of(
     values: torch.Tensor,
     scale: float,
     softcap: float,
+    row_layer: list[int],
 ) -> topkv.AttentionShape:
     """The shape by the tensors, because a rank of a tensor-parallel model has only some heads."""
     plain.require_equal_heads(query, keys, values)
@@ -163,6 +172,7 @@ def shape_of(
         head_dim=query.shape[-1],
         scale=scale,
         softcap=softcap,
+        row_layer=row_layer,
     )
 
 

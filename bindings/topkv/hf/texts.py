@@ -37,6 +37,11 @@ def check_fits(cache: Any, shape: topkv.AttentionShape) -> None:
         raise InvalidArgument(
             f"the context has {shape.layers} layers, and the model has {engine.options.layers}"
         )
+    if shape.row_layer != engine.row_layer:
+        raise InvalidArgument(
+            f"layers of the context attend the rows of layers {shape.row_layer}, and layers of the model "
+            f"the rows of layers {engine.row_layer}"
+        )
     if shape.head_dim != families.head_dim(cache.config):
         raise InvalidArgument(
             f"the context has heads of {shape.head_dim} dims, and the model has heads of "
