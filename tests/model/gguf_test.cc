@@ -318,18 +318,40 @@ TEST_F(Gguf, RunsOfSpacesArePiecesThatAreMergedFirst) {
   EXPECT_EQ(tokenizer.encode("\u2581\u2581a"), tokenizer.encode("  a"));
 }
 
-TEST_F(Gguf, EveryNameOfAPreTokenizerThatIsKnownCutsText) {
-  const Json json = json_of(root / "models/needle-14m/tokenizer.json");
-  for (const char* pre :
-       {"llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-2", "phi-2",
-        "olmo", "mpt", "smollm", "starcoder", "refact", "default"}) {
-    gguf::File file = small();
-    gguf::add_tokenizer(file, json, pre);
-    file.set(gguf::number("tokenizer.ggml.bos_token_id", 0));
-    const Tokenizer tokenizer = Tokenizer::load(write(file));
-    const std::string text = "Don't cut 12345 words, camelCase or  spaces\n\n!";
-    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << pre;
+TEST_F(Gguf, TokensWithoutTextAreRowsOfTheEmbeddingAlone) {
+  gguf::File file = small();
+  file.set(gguf::words("tokenizer.ggml.model", "gpt2"));
+  file.set(gguf::words("tokenizer.ggml.pre", "gpt-2"));
+  file.set(gguf::texts("tokenizer.ggml.tokens", {"a", "", "b", "", "ab"}));
+  file.set(gguf::integers("tokenizer.ggml.token_type", {1, 1, 1, 3, 1}));
+  file.set(gguf::texts("tokenizer.ggml.merges", {"a b"}));
+  EXPECT_EQ(Tokenizer::load(write(file)).encode("aab"), (std::vector<Token>{0, 4}));
+}
+
+TEST_F(Gguf, EveryNameOfAPreTokenizerCutsTextAsItsModelsDo) {
+  const Json all = json_of(root / "tests/fixtures/tokenizer/gguf_pre.json");
+  gguf::File file = small();
+  const std::vector<std::string> tokens = all["tokens"];
+  file.set(gguf::words("tokenizer.ggml.model", "gpt2"));
+  file.set(gguf::texts("tokenizer.ggml.tokens", tokens));
+  file.set(
+      gguf::integers("tokenizer.ggml.token_type", std::vector<std::int32_t>(tokens.size(), 1)));
+  file.set(gguf::texts("tokenizer.ggml.merges", all["merges"]));
+  file.set(gguf::number("tokenizer.ggml.bos_token_id", 0));
+  std::size_t names = 0;
+  for (const Json& style : all["styles"]) {
+    for (const Json& name : style["names"]) {
+      ++names;
+      file.set(gguf::words("tokenizer.ggml.pre", name.get<std::string>()));
+      const Tokenizer tokenizer = Tokenizer::load(write(file));
+      for (std::size_t i = 0; i < all["texts"].size(); ++i) {
+        EXPECT_EQ(tokenizer.encode(all["texts"][i].get<std::string>()),
+                  style["ids"][i].get<std::vector<Token>>())
+            << name << ": " << all["texts"][i];
+      }
+    }
   }
+  EXPECT_EQ(names, 61U);
 }
 
 /// A tokenizer.json with these texts as added tokens in the place of tokens from id 7 on.
@@ -557,8 +579,8 @@ TEST_F(Gguf, TokenizersThatCannotBeAreNamed) {
   const Unsupported unknown("");
   expect([](auto& f) { f.set(gguf::words("tokenizer.ggml.model", "t5")); }, unknown,
          {"tokenizer.ggml.model is \"t5\"", "tokenizer.json"});
-  expect([](auto& f) { f.set(gguf::words("tokenizer.ggml.pre", "hunyuan")); }, unknown,
-         {"tokenizer.ggml.pre is \"hunyuan\"", "llama-bpe"});
+  expect([](auto& f) { f.set(gguf::words("tokenizer.ggml.pre", "kimi-k2")); }, unknown,
+         {"tokenizer.ggml.pre is \"kimi-k2\"", "llama-bpe"});
   expect([](auto& f) { f.erase("tokenizer.ggml.pre"); }, broken,
          {"no tokenizer.ggml.pre", "convert"});
   expect([](auto& f) { f.erase("tokenizer.ggml.merges"); }, broken, {"merges is missing"});

@@ -35,52 +35,142 @@ constexpr std::int64_t unused_token = 5;
 
 /// How text is cut: patterns one after the other, each within the pieces of those before.
 struct Style {
-  std::span<const std::string_view> patterns;  // none: GPT-2's own
+  std::span<const std::string_view> patterns;
   bool nfc = false;
   bool ignore_merges = false;  ///< a piece that is a token as a whole becomes that
   bool add_bos = false;        ///< where the file does not say
 };
 
-// The patterns of the models' own tokenizer.json.
-constexpr std::array<std::string_view, 1> llama3 = {
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
-constexpr std::array<std::string_view, 1> qwen2 = {
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
-constexpr std::array<std::string_view, 1> tekken = {
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+// The patterns of the models' own tokenizer.json, or what llama.cpp cuts by for their names.
 constexpr std::string_view gpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr std::array<std::string_view, 1> plain = {gpt2};
-constexpr std::array<std::string_view, 2> digits = {R"(\p{N})", gpt2};
-// What llama.cpp cuts by where it was told nothing else.
-constexpr std::array<std::string_view, 4> unnamed = {R"([\p{P}\$\+<=>\^~\|]+)", gpt2, R"(\p{N}+)",
-                                                     R"([0-9][0-9][0-9])"};
+constexpr std::string_view llama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view qwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view qwen35 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view tekken =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view gpt4o =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view bailing =
+    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
+constexpr std::string_view seed_coder =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view minicpm =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view bloom = R"( ?[^(\s|.,!?…。，、।۔،)]+)";
+constexpr std::string_view digit = R"(\p{N})";
+constexpr std::string_view three_digits = R"(\p{N}{1,3})";
 
-constexpr Style llama3_style = {llama3, false, true, true};
-constexpr Style qwen2_style = {qwen2, true, false, false};
-constexpr Style tekken_style = {tekken, false, true, true};
-constexpr Style gpt2_style = {plain};
-constexpr Style digits_style = {digits};
-constexpr Style default_style = {unnamed};
+constexpr std::array<std::string_view, 1> llama3_cut = {llama3};
+constexpr std::array<std::string_view, 1> qwen2_cut = {qwen2};
+constexpr std::array<std::string_view, 1> qwen35_cut = {qwen35};
+constexpr std::array<std::string_view, 1> tekken_cut = {tekken};
+constexpr std::array<std::string_view, 1> gpt4o_cut = {gpt4o};
+constexpr std::array<std::string_view, 1> gpt2_cut = {gpt2};
+constexpr std::array<std::string_view, 2> digits_cut = {digit, gpt2};
+constexpr std::array<std::string_view, 4> default_cut = {R"([\p{P}\$\+<=>\^~\|]+)", gpt2,
+                                                         R"(\p{N}+)", R"([0-9][0-9][0-9])"};
+constexpr std::array<std::string_view, 3> falcon_cut = {R"([\p{P}\$\+<=>\^~\|`]+)", gpt2,
+                                                        R"([0-9][0-9][0-9])"};
+constexpr std::array<std::string_view, 3> deepseek3_cut = {
+    three_digits, R"([一-龥぀-ゟ゠-ヿ]+)",
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+constexpr std::array<std::string_view, 5> coder_cut = {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)",
+                                                       R"([一-龥ࠀ-一가-퟿]+)", digit};
+constexpr std::array<std::string_view, 1> bloom_cut = {bloom};
+constexpr std::array<std::string_view, 2> viking_cut = {bloom, digit};
+constexpr std::array<std::string_view, 1> bailing_cut = {bailing};
+constexpr std::array<std::string_view, 1> seed_coder_cut = {seed_coder};
+constexpr std::array<std::string_view, 2> minicpm_cut = {three_digits, minicpm};
+
+constexpr Style llama3_style = {llama3_cut, false, true, true};
+constexpr Style smaug_style = {llama3_cut, false, true, false};
+constexpr Style dbrx_style = {llama3_cut};
+constexpr Style qwen2_style = {qwen2_cut, true};
+constexpr Style like_qwen2_style = {qwen2_cut};
+constexpr Style qwen35_style = {qwen35_cut, true};
+constexpr Style tekken_style = {tekken_cut, false, true, true};
+constexpr Style gpt4o_style = {gpt4o_cut};
+constexpr Style gpt2_style = {gpt2_cut};
+constexpr Style digits_style = {digits_cut};
+constexpr Style default_style = {default_cut};  // where llama.cpp was told nothing else
+constexpr Style falcon_style = {falcon_cut};
+constexpr Style deepseek3_style = {deepseek3_cut};
+constexpr Style coder_style = {coder_cut};
+constexpr Style bloom_style = {bloom_cut};
+constexpr Style viking_style = {viking_cut};
+constexpr Style bailing_style = {bailing_cut};
+constexpr Style seed_coder_style = {seed_coder_cut};
+constexpr Style minicpm_style = {minicpm_cut, false, true};
 
 struct Named {
   std::string_view name;
   const Style* style;
 };
-constexpr std::array<Named, 14> names = {{{"llama-bpe", &llama3_style},
-                                          {"llama3", &llama3_style},
-                                          {"llama-v3", &llama3_style},
-                                          {"qwen2", &qwen2_style},
-                                          {"deepseek-r1-qwen", &qwen2_style},
-                                          {"tekken", &tekken_style},
-                                          {"gpt-2", &gpt2_style},
-                                          {"phi-2", &gpt2_style},
-                                          {"olmo", &gpt2_style},
-                                          {"mpt", &gpt2_style},
-                                          {"smollm", &digits_style},
-                                          {"starcoder", &digits_style},
-                                          {"refact", &digits_style},
-                                          {"default", &default_style}}};
+constexpr Named names[] = {{"llama-bpe", &llama3_style},
+                           {"llama3", &llama3_style},
+                           {"llama-v3", &llama3_style},
+                           {"falcon3", &llama3_style},
+                           {"falcon-h1", &llama3_style},
+                           {"pixtral", &llama3_style},
+                           {"midm-2.0", &llama3_style},
+                           {"lfm2", &llama3_style},
+                           {"smaug-bpe", &smaug_style},
+                           {"dbrx", &dbrx_style},
+                           {"glm4", &dbrx_style},
+                           {"chatglm-bpe", &dbrx_style},
+                           {"qwen2", &qwen2_style},
+                           {"deepseek-r1-qwen", &qwen2_style},
+                           {"megrez", &like_qwen2_style},
+                           {"kormo", &like_qwen2_style},
+                           {"hunyuan", &like_qwen2_style},
+                           {"solar-open", &like_qwen2_style},
+                           {"stablelm2", &like_qwen2_style},
+                           {"grok-2", &like_qwen2_style},
+                           {"qwen35", &qwen35_style},
+                           {"tekken", &tekken_style},
+                           {"gpt-4o", &gpt4o_style},
+                           {"llama4", &gpt4o_style},
+                           {"kanana2", &gpt4o_style},
+                           {"minimax-m2", &gpt4o_style},
+                           {"gpt-2", &gpt2_style},
+                           {"phi-2", &gpt2_style},
+                           {"olmo", &gpt2_style},
+                           {"mpt", &gpt2_style},
+                           {"jais", &gpt2_style},
+                           {"exaone4", &gpt2_style},
+                           {"gigachat", &gpt2_style},
+                           {"a.x-4.0", &gpt2_style},
+                           {"mellum", &gpt2_style},
+                           {"trillion", &gpt2_style},
+                           {"granite-docling", &gpt2_style},
+                           {"smollm", &digits_style},
+                           {"starcoder", &digits_style},
+                           {"refact", &digits_style},
+                           {"command-r", &digits_style},
+                           {"codeshell", &digits_style},
+                           {"exaone", &digits_style},
+                           {"minerva-7b", &digits_style},
+                           {"mellum2", &digits_style},
+                           {"default", &default_style},
+                           {"falcon", &falcon_style},
+                           {"deepseek-v3", &deepseek3_style},
+                           {"hunyuan-dense", &deepseek3_style},
+                           {"joyai-llm", &deepseek3_style},
+                           {"hy_v4", &deepseek3_style},
+                           {"deepseek-coder", &coder_style},
+                           {"bloom", &bloom_style},
+                           {"poro-chat", &bloom_style},
+                           {"gpt3-finnish", &bloom_style},
+                           {"viking", &viking_style},
+                           {"bailingmoe", &bailing_style},
+                           {"bailingmoe2", &bailing_style},
+                           {"llada-moe", &bailing_style},
+                           {"seed-coder", &seed_coder_style},
+                           {"minicpm5", &minicpm_style}};
 
 const Style& style_of(const GgufFile& file) {
   if (!file.has(pre_key)) {
@@ -91,7 +181,7 @@ const Style& style_of(const GgufFile& file) {
   }
   const std::string name = file.text(pre_key);
   const auto* const found = std::ranges::find(names, name, &Named::name);
-  if (found != names.end()) return *found->style;
+  if (found != std::ranges::end(names)) return *found->style;
   std::vector<std::string_view> known;
   for (const Named& one : names) known.push_back(one.name);
   file.unsupported(pre_key, fmt::format("{}", fmt::join(known, ", ")));
@@ -146,7 +236,8 @@ class Translator {
     }
     auto& vocabulary = vocabulary_.get_ref<Json::object_t&>();
     for (std::size_t i = 0; i < texts_.size(); ++i) {
-      if (types[i] == unused_token) continue;  // a row of the embedding without a token
+      // A row of the embedding without a token.
+      if (types[i] == unused_token || texts_[i].empty()) continue;
       std::string text = checked(texts_[i], tokens_key, i);
       const bool spaces = is_pieces_ && types[i] == user_token && text.size() > 1 &&
                           text.find_first_not_of(' ') == std::string::npos;
