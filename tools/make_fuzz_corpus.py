@@ -151,13 +151,24 @@ def gguf(entries, of):
 sizes = {"context_length": 512, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32,
          "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 16,
          "attention.value_length": 16, "rope.dimension_count": 16}
-for architecture in ("llama", "qwen2", "qwen3", "gemma3"):
+for architecture in ("llama", "qwen2", "qwen3", "gemma3", "gemma2", "phi3", "glm4", "olmo2", "smollm3", "mistral3", "qwen3moe", "gpt-oss"):
     entries = [entry("general.architecture", string, word(architecture)), entry("general.alignment", u32, struct.pack("<I", 32))]
     entries += [entry(f"{architecture}.{key}", u32, struct.pack("<I", value)) for key, value in sizes.items()]
     entries.append(entry(f"{architecture}.attention.layer_norm_rms_epsilon", f32, struct.pack("<f", 1e-6)))
     if architecture == "gemma3":
         entries += [entry("gemma3.attention.sliding_window", u32, struct.pack("<I", 16)), entry("gemma3.rope.freq_base_swa", f32, struct.pack("<f", 1e4)), entry("gemma3.rope.scaling.type", string, word("linear")), entry("gemma3.rope.scaling.factor", f32, struct.pack("<f", 8))]
-    put("gguf", architecture, gguf(entries, [("token_embd.weight", [32, 2], 0, bytes(256)), ("output_norm.weight", [32], 0, bytes(128)), ("blk.0.attn_q.weight", [32, 2], 8, bytes(68))]))
+    tensors = [("token_embd.weight", [32, 2], 0, bytes(256)), ("output_norm.weight", [32], 0, bytes(128)), ("blk.0.attn_q.weight", [32, 2], 8, bytes(68))]
+    if architecture in ("gemma2", "phi3", "gpt-oss"):
+        entries.append(entry(f"{architecture}.attention.sliding_window", u32, struct.pack("<I", 16)))
+    if architecture == "phi3":
+        tensors = tensors[:2] + [("rope_factors_long.weight", [8], 0, struct.pack("<8f", *range(1, 9))), ("rope_factors_short.weight", [8], 0, struct.pack("<8f", *[1] * 8)), ("blk.0.attn_qkv.weight", [32, 64], 8, bytes(64 * 34))]
+        entries += [entry("phi3.rope.scaling.original_context_length", u32, struct.pack("<I", 128)), entry("phi3.rope.scaling.attn_factor", f32, struct.pack("<f", 1.2))]
+    if architecture in ("qwen3moe", "gpt-oss"):
+        entries += [entry(f"{architecture}.{key}", u32, struct.pack("<I", value)) for key, value in (("expert_count", 2), ("expert_used_count", 1), ("expert_feed_forward_length", 32), ("split.count", 1))]
+        tensors.append(("blk.0.ffn_gate_exps.weight", [32, 32, 2], 39, bytes(64 * 17)))
+    if architecture == "gpt-oss":
+        entries.append(entry("gpt-oss.attention.sliding_window_pattern", array, list_of(boolean, [b"\1"])))
+    put("gguf", architecture, gguf(entries, tensors))
 spelled = [chr(b).encode() for b in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]] + [chr(256 + i).encode() for i in range(68)]
 bytes_tokens = [word(t) for t in spelled] + [word("aa"), word("<s>")]
 kinds = [struct.pack("<i", 1)] * 257 + [struct.pack("<i", 3)]
