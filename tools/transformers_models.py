@@ -351,6 +351,29 @@ def attempt(model_type, config_class, options):
     return ("equal" if error <= 1e-4 else "differs"), f"{error:.1e}{note}"
 
 
+def outcome_of(model_type, options):
+    """What happens to a model type, and its detail. Of a type that does not run in a small size, what
+    TopkCache says of its default config."""
+    config_class = transformers.CONFIG_MAPPING[model_type]
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("90 s")))
+    signal.alarm(90)
+    try:
+        outcome, detail = attempt(model_type, config_class, options)
+    except Exception as error:
+        outcome, detail = "untried", first_line(error)
+    finally:
+        signal.alarm(0)
+    if outcome != "untried":
+        return outcome, detail
+    try:
+        topkv.hf.check(config_class(), **options)
+    except topkv.Unsupported as error:
+        return "refused", f"{error} (not run: {detail[:60]})"
+    except Exception as error:
+        return "untried", f"{detail}; check fails: {first_line(error)}"
+    return "untried", f"{detail}; TopkCache() would take it"
+
+
 def reason_of(detail):
     for pattern, reason in REASONS.items():
         if re.search(pattern, detail):
@@ -385,25 +408,10 @@ def main():
     options = {"trust": True} if arguments.trust else {}
     only = arguments.only and arguments.only.split(",")
     counts, refused = collections.Counter(), {}
-    mapping = transformers.CONFIG_MAPPING
     for model_type in sorted(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         if only and model_type not in only:
             continue
-        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("90 s")))
-        signal.alarm(90)
-        try:
-            outcome, detail = attempt(model_type, mapping[model_type], options)
-        except Exception as error:
-            outcome, detail = "untried", first_line(error)
-        signal.alarm(0)
-        if outcome == "untried":
-            try:
-                topkv.hf.check(mapping[model_type](), **options)
-                detail += "; TopkCache() would take it"
-            except topkv.Unsupported as error:
-                outcome, detail = "refused", f"{error} (not run: {detail[:60]})"
-            except Exception as error:
-                detail += f"; check fails: {first_line(error)}"
+        outcome, detail = outcome_of(model_type, options)
         counts[outcome] += 1
         if outcome == "refused":
             refused[model_type] = detail
