@@ -219,7 +219,7 @@ def write_metadata(writer, config):
     rope = config.rope_parameters
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if config.model_type in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
-        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

@@ -99,8 +99,9 @@ class Snapshot {
   Snapshot(const Name& name, fs::path folder) : name_(name), folder_(std::move(folder)) {}
 
   fs::path check(ModelFiles files) const {
-    const std::vector<fs::path> models = check_entries();
+    check_entries();
     if (!is_file("config.json")) {
+      const std::vector<fs::path> models = gguf_models();
       if (models.size() == 1) return models.front();
       if (models.size() > 1) {
         throw FileError(
@@ -126,27 +127,46 @@ class Snapshot {
     return fs::is_regular_file(folder_ / file, error);
   }
 
-  /// Throws for a link to a file that is not there: a download that was stopped, or a cache that
-  /// was cleaned by hand. Gives the GGUF files of models: of one in several parts the first, and no
-  /// encoders of images (llama.cpp's mmproj-*.gguf).
-  std::vector<fs::path> check_entries() const {
+  static std::vector<fs::path> sorted_entries(const fs::path& folder) {
     std::error_code error;
     std::vector<fs::path> all;
-    for (fs::directory_iterator entry(folder_, error); !error && entry != fs::directory_iterator();
+    for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
          entry.increment(error)) {
       all.push_back(entry->path());
     }
     if (error) {
-      throw FileError(fmt::format("{}: cannot be read: {}", path_text(folder_), error.message()));
+      throw FileError(fmt::format("{}: cannot be read: {}", path_text(folder), error.message()));
     }
     std::ranges::sort(all);
-    std::vector<fs::path> models;
-    for (const fs::path& file : all) {
+    return all;
+  }
+
+  /// Throws for a link to a file that is not there: a download that was stopped, or a cache that
+  /// was cleaned by hand.
+  void check_entries() const {
+    std::error_code error;
+    for (const fs::path& file : sorted_entries(folder_)) {
       if (!fs::exists(file, error)) lacks(file.filename().string());
-      if (file.extension() != ".gguf" || file.filename().string().starts_with("mmproj")) continue;
+    }
+  }
+
+  /// The GGUF files of models, here and in folders within (a type of quantisation each): of a model
+  /// in several parts the first, and no encoders of images (llama.cpp's mmproj-*.gguf).
+  std::vector<fs::path> gguf_models() const {
+    std::error_code error;
+    std::vector<fs::path> models;
+    const auto add = [&](const fs::path& file) {
+      if (file.extension() != ".gguf" || file.filename().string().starts_with("mmproj")) return;
       const auto part = gguf_part_name(file);
-      if (part && part->number > 1 && fs::exists(part->path_of(1), error)) continue;
+      if (part && part->number > 1 && fs::exists(part->path_of(1), error)) return;
       models.push_back(file);
+    };
+    for (const fs::path& entry : sorted_entries(folder_)) {
+      if (fs::is_directory(entry, error)) {
+        for (const fs::path& file : sorted_entries(entry)) add(file);
+      } else {
+        add(entry);
+      }
     }
     return models;
   }

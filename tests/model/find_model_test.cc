@@ -159,6 +159,21 @@ TEST_F(FindModel, AModelInSeveralPartsIsItsFirst) {
   expect_refused(name_, {"has 2 *.gguf files"});
 }
 
+TEST_F(FindModel, AModelMayLieInAFolderOfItsType) {
+  write(model_ / "refs/main", commit);
+  add("README.md");
+  const fs::path folder = snapshot() / "Q8_0";
+  for (const char* part : {"1", "2"})
+    write(folder / (std::string("a-0000") + part + "-of-00002.gguf"), "GGUF");
+  write(folder / "mmproj-F16.gguf", "GGUF");
+  EXPECT_EQ(find_model(name_), folder / "a-00001-of-00002.gguf");
+  write(snapshot() / "Q4_0" / "a.gguf", "GGUF");
+  expect_refused(name_, {"has 2 *.gguf files", (snapshot() / "Q4_0/a.gguf").string()});
+  fs::remove_all(snapshot() / "Q4_0");
+  fs::remove(folder / "a-00001-of-00002.gguf");
+  EXPECT_EQ(find_model(name_), folder / "a-00002-of-00002.gguf");  // loading says what is missing
+}
+
 TEST_F(FindModel, WhatCanBeNoNameIsGivenBackAsAPath) {
   add_whole_model();
   write(cache_.path() / "models--..--x/refs/main", commit);
