@@ -148,6 +148,7 @@ def mask_function(base: str):
             return lazy.whole()
         # Before a layer takes tokens. Masks of other kinds may be made for no layer at all.
         if length.engine is not None and arguments.get("mask_function") is causal_mask_function:
+            length.engine.require_batch(arguments.get("batch_size", 1))
             lazy.require_causal()
             length.engine.mask = lazy.padding
         return lazy

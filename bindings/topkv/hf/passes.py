@@ -312,6 +312,10 @@ class Passes:
             for row, count in enumerate(self.new_counts(done))
         ]
 
+    def require_batch(self, batch: int) -> None:
+        """Raises unless a call that is to begin has the number of batch rows that the cache holds."""
+        check_batch(self.state, batch)
+
     def require_mask(self, mask: torch.Tensor | None) -> None:
         """Raises unless a layer is given the padding that the pass began with."""
         known = self.open_pass().padding
