@@ -264,6 +264,15 @@ def test_the_forward_method_alone_is_refused(models):
         model.model.forward(make_ids(5, CPU), past_key_values=TopkCache(model.config), use_cache=True)
 
 
+def test_layers_that_reach_their_states_in_another_way_are_refused(models, monkeypatch):
+    model = models("qwen3_5_text")
+    cache = read(model, make_ids(20, CPU))
+    monkeypatch.setattr(type(cache._engine), "reach", lambda *_: None)
+    for held in (cache, TopkCache(model.config)):
+        with pytest.raises(Unsupported, match="in a way that topkv does not know"):
+            step(model, held, make_ids(5, CPU))
+
+
 # ---- crop ----
 
 

@@ -13,7 +13,15 @@ import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf.batch import check_batch, pads_after, rows_alike
 from topkv.hf.ids import HeldIds
-from topkv.hf.kept import KeptBefore, LayerState, at_end, is_recurrent, is_sliding, members
+from topkv.hf.kept import (
+    KeptBefore,
+    LayerState,
+    at_end,
+    is_recurrent,
+    is_sliding,
+    is_used,
+    members,
+)
 from topkv.hf.method import PreparedMethod
 from topkv.hf.options import Options
 from topkv.hf.progress import Reading
@@ -206,6 +214,12 @@ class Passes:
         if keys.requires_grad and torch.is_grad_enabled():
             raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
         before = self.state
+        first = self.attending[0]
+        if self._reached is None and any(i < first and is_used(x) for i, x in self.recurrent_layers()):
+            raise Unsupported(
+                "layers of this model reach the states of their recurrences in a way that topkv does not "
+                "know; use another cache"
+            )
         if self.restarts and tokens > 1 and not before.is_empty:
             raise Unsupported(
                 f"{self.restarts} of this model begins its recurrence anew in a call of several tokens, "
