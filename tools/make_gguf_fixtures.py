@@ -108,6 +108,10 @@ VARIANTS = {
                                    num_hidden_layers=4, tie_word_embeddings=True, pad_token_id=0,
                                    rope_parameters=theta(2000000.0)),
                      {"": Type.Q8_0, "v_proj": Type.Q4_1}),
+    # All matrices, the embedding too, in the type that experts have elsewhere.
+    "gguf-llama-fp4": (COMMON | dict(model_type="llama", hidden_size=64, intermediate_size=64, head_dim=32,
+                                     num_hidden_layers=1, rope_parameters=theta(10000.0)),
+                       {"": Type.MXFP4}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
