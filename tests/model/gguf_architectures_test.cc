@@ -93,6 +93,9 @@ TEST_F(GgufArchitectures, QKAndVMayBeOneTensor) {
     join_qkv(file, kind);
     EXPECT_EQ(logits_both_ways(Model::load(write(file)), tokens), logits) << kind;
   }
+  gguf::File twice = file;
+  twice.tensors.push_back(called("qwen2").tensor("blk.0.attn_q.weight"));
+  expect_refused<FileError>(twice, {"blk.0.attn_qkv.weight and blk.0.attn_q.weight"});
   gguf::File wrong = file;
   wrong.tensor("blk.1.attn_qkv.weight").dims[1] -= 2;
   expect_refused<FileError>(wrong, {"attn_qkv.weight has shape [318, 96]", "[320, 96]"});

@@ -22,7 +22,7 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t experts = 3;
-const Sizes sizes{.hidden = 32, .mlp = 48, .vocab = 60, .head = 32};
+const Sizes sizes{.hidden = 32, .mlp = 64, .vocab = 60, .head = 32};
 
 std::string random_bytes(std::int64_t count, std::mt19937& random) {
   std::normal_distribution<double> normal;
@@ -146,11 +146,30 @@ TEST_F(GgufExperts, AreTheSameInEachLayout) {
     const Model model = Model::load(write(mixtral(layout)));
     EXPECT_EQ(logits_both_ways(model, tokens), logits);
   }
+  for (const WeightFormat format : {WeightFormat::int8, WeightFormat::int4}) {
+    const LoadOptions options{.weights = format};
+    const auto rounded = Model::load(write(mixtral()), {}, {}, options).logits(tokens);
+    for (const Layout layout : {Layout::gate_up, Layout::one_by_one}) {
+      EXPECT_EQ(Model::load(write(mixtral(layout)), {}, {}, options).logits(tokens), rounded);
+    }
+  }
   // Each expert is its own: another order of them is another model.
   gguf::File turned = mixtral();
   std::string& bytes = turned.tensor("blk.1.ffn_up_exps.weight").bytes;
   bytes = bytes.substr(bytes.size() / 3) + bytes.substr(0, bytes.size() / 3);
   EXPECT_NE(logits_both_ways(Model::load(write(turned)), tokens), logits);
+}
+
+TEST_F(GgufExperts, TwoLayoutsOfTheSameWeightsAreRefused) {
+  const auto both = [&](Layout more, const char* name, const std::vector<std::string_view>& says) {
+    gguf::File file = mixtral();
+    file.tensors.push_back(mixtral(more).tensor(name));
+    expect_refused<FileError>(file, says);
+  };
+  both(Layout::gate_up, "blk.1.ffn_gate_up_exps.weight",
+       {"blk.1.ffn_gate_up_exps.weight and blk.1.ffn_gate_exps.weight", "expected one"});
+  both(Layout::one_by_one, "blk.0.ffn_gate.0.weight",
+       {"blk.0.ffn_gate_exps.weight and blk.0.ffn_gate.0.weight", "expected one"});
 }
 
 TEST_F(GgufExperts, BiasesAreTheSameInEachLayout) {
@@ -194,11 +213,11 @@ TEST_F(GgufExperts, BiasesAreTheSameInEachLayout) {
   gguf::File missing = with_biases(Layout::stacked);
   std::erase_if(missing.tensors,
                 [](const gguf::Tensor& t) { return t.name == "blk.1.ffn_up_exps.bias"; });
-  expect_refused<FileError>(missing, {"has no tensor blk.1.ffn_up_exps.bias", "[3, 48]"});
+  expect_refused<FileError>(missing, {"has no tensor blk.1.ffn_up_exps.bias", "[3, 64]"});
   gguf::File wrong = with_biases(Layout::gate_up);
   std::swap(wrong.tensor("blk.0.ffn_gate_up_exps.bias").dims[0],
             wrong.tensor("blk.0.ffn_gate_up_exps.bias").dims[1]);
-  expect_refused<FileError>(wrong, {"ffn_gate_up_exps.bias has shape [96, 3]", "[3, 96]"});
+  expect_refused<FileError>(wrong, {"ffn_gate_up_exps.bias has shape [128, 3]", "[3, 128]"});
   gguf::File sinks = with_biases(Layout::stacked);
   std::erase_if(sinks.tensors,
                 [](const gguf::Tensor& t) { return t.name == "blk.0.attn_sinks.weight"; });
@@ -275,13 +294,13 @@ TEST_F(GgufExperts, TensorsThatDoNotFitAreNamed) {
   const Unsupported unknown("");
   expect(Layout::stacked, "blk.1.ffn_up_exps.weight", broken,
          [](auto& t) { std::swap(t.dims[0], t.dims[1]); },
-         {"ffn_up_exps.weight has shape [3, 32, 48]", "[3, 48, 32]"});
+         {"ffn_up_exps.weight has shape [3, 32, 64]", "[3, 64, 32]"});
   expect(Layout::stacked, "blk.0.ffn_down_exps.weight", broken, [](auto& t) { t.dims[2] = 2; },
-         {"ffn_down_exps.weight has shape [2, 32, 48]", "[3, 32, 48]"});
+         {"ffn_down_exps.weight has shape [2, 32, 64]", "[3, 32, 64]"});
   expect(Layout::gate_up, "blk.0.ffn_gate_up_exps.weight", broken, [](auto& t) { t.dims[1] /= 2; },
-         {"ffn_gate_up_exps.weight has shape", "[3, 96, 32]"});
+         {"ffn_gate_up_exps.weight has shape", "[3, 128, 32]"});
   expect(Layout::one_by_one, "blk.1.ffn_up.2.weight", broken, [](auto& t) { t.dims[1] /= 2; },
-         {"ffn_up.2.weight has shape [24, 32]"});
+         {"ffn_up.2.weight has shape [32, 32]"});
   expect(Layout::one_by_one, "blk.1.ffn_up.2.weight", unknown,
          [](auto& t) { t.name = "blk.1.ffn_up.3.weight"; }, {"ffn_up.3.weight", "does not read"});
   expect(Layout::stacked, "blk.1.ffn_gate_inp.weight", broken, [](auto& t) { t.dims[1] = 2; },

@@ -246,11 +246,33 @@ class Translator {
              in_layer.contains(std::string(name.substr(dot + 1)));
     };
     for (const auto& [name, tensor] : file_.tensors()) {
-      if (is_read(name)) continue;
+      if (is_read(name)) {
+        refuse_same_weights(name);
+        continue;
+      }
       throw Unsupported(fmt::format(
           "{}: has tensor {}, which topkv does not read in a network of architecture {} with {} "
           "layers; expected a model without it",
           path_text(file_.path()), printable_beginning(name), architecture_.name, layers));
+    }
+  }
+
+  /// Weights that are there in two layouts, of which one would not be read.
+  void refuse_same_weights(std::string_view name) const {
+    constexpr std::array<std::pair<std::string_view, std::string_view>, 4> layouts = {
+        {{".attn_qkv.", ".attn_q."},
+         {".ffn_gate_up_exps.", ".ffn_gate_exps."},
+         {".ffn_gate_up_exps.", ".ffn_gate.0."},
+         {".ffn_gate_exps.", ".ffn_gate.0."}}};
+    for (const auto& [one, other] : layouts) {
+      const std::size_t at = name.find(one);
+      if (at == name.npos) continue;
+      std::string again(name);
+      again.replace(at, one.size(), other);
+      if (!has_tensor(again)) continue;
+      throw FileError(fmt::format(
+          "{}: has tensors {} and {}, which hold the same weights; expected one of them",
+          path_text(file_.path()), name, again));
     }
   }
 
