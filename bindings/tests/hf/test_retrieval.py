@@ -159,5 +159,5 @@ def test_a_context_of_another_shape_is_refused():
         TopkCache.from_context(config, other)
     with pytest.raises(topkv.InvalidArgument, match="2 layers, and the model has 3"):
         TopkCache.from_context(make_config("llama"), context)
-    with pytest.raises(topkv.Unsupported, match="does not have their state"):
+    with pytest.raises(topkv.Unsupported, match="a context does not have the state of other layers"):
         TopkCache.from_context(make_config("gemma2"), context)

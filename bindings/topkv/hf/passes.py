@@ -109,7 +109,7 @@ class Passes:
         """Ends an open pass: it counts if all layers are done; otherwise it is undone."""
         if self.state.open is not None and self._has_all(self.state.open):
             self._commit()
-        elif self.state.open is not None:
+        elif self.state.open is not None or self._in_call is None:
             self.undo()
 
     def settle_between_calls(self) -> None:
@@ -122,9 +122,14 @@ class Passes:
         self.state = self.state.after(self.state.open)
 
     def undo(self) -> None:
-        reached, self._reached = self._reached, None
-        if reached is not None:
-            reached.undo()
+        """Undoes an open pass, and a pass that has not begun yet. It can be interrupted and repeated."""
+        if self.state.open is not None or self._reached is not None:
+            self._undo()
+
+    def _undo(self) -> None:
+        if self._reached is not None:
+            self._reached.undo()
+            self._reached = None
         if (done := self.state.open) is not None:
             done.kept.undo()
             if done.before.rows is not (self.state.rows or done.rows):
