@@ -16,6 +16,7 @@
 #include "gpu/entries/top_entries.h"
 #include "gpu/network/elementwise.h"
 #include "gpu/network/experts.h"
+#include "gpu/network/gated_delta.h"
 #include "gpu/runtime/page_lock.h"
 #include "gpu/runtime/phase_clock.h"
 #include "gpu/runtime/recording.h"
@@ -291,6 +292,25 @@ void CudaDevice::clamped_silu_multiply(const float* gate, const float* up, float
 void CudaDevice::attend_sinks(const float* sinks, const float* lse, std::int64_t tokens,
                               std::int64_t heads, std::int64_t head_dim, float* x) {
   gpu::attend_sinks(sinks, lse, tokens, heads, head_dim, x, stream_);
+}
+
+void CudaDevice::gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) {
+  gpu::gated_delta(net, step, stream_);
+}
+
+void CudaDevice::gated_norm(const float* x, const float* gate, const float* weight,
+                            std::int64_t rows, std::int64_t width, float epsilon, std::byte* out) {
+  gpu::gated_norm(x, gate, weight, rows, width, epsilon, bf16(out), stream_);
+}
+
+void CudaDevice::part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,
+                            float* second) {
+  gpu::part_pairs(from, rows, width, first, second, stream_);
+}
+
+void CudaDevice::sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
+                                  std::byte* out) {
+  gpu::sigmoid_multiply(gate, x, count, bf16(out), stream_);
 }
 
 void CudaDevice::route(const float* scores, std::int64_t tokens, const Routing& routing,

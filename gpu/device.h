@@ -100,6 +100,13 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                              std::byte* out) override;
   void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens, std::int64_t heads,
                     std::int64_t head_dim, float* x) override;
+  void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) override;
+  void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
+                  std::int64_t width, float epsilon, std::byte* out) override;
+  void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,
+                  float* second) override;
+  void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
+                        std::byte* out) override;
   void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
              float* weights) override;
   void expert_products(std::span<const ExpertProduct> all, const std::byte* x, std::int64_t sharing,

@@ -57,11 +57,15 @@ def randomise(model, generator):
     scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if name.endswith(("bias", "_bias")):
+        if name.endswith("dt_bias"):
+            value = noise - 1
+        elif name.endswith(("bias", "_bias")):
             value = 0.4 * noise * (3 if clamped and "gate_up" in name else 1)
         elif name.endswith("sinks"):
             value = 3 + 1.5 * noise
-        elif weight.dim() == 3:  # experts, of [inputs, outputs] or [outputs, inputs]
+        elif name.endswith("A_log"):
+            value = 0.5 * noise - 1
+        elif weight.dim() == 3:  # a convolution, or experts, of [inputs, outputs] or [outputs, inputs]
             inputs = weight.shape[1 if clamped else 2]
             gain = (4.0 if "gate_up" in name else 0.25) if clamped else 1.0
             value = gain * noise / inputs ** 0.5
@@ -69,7 +73,8 @@ def randomise(model, generator):
             value = 1 + 0.3 * noise.clamp(-2, 2)
             if "q_norm" in name or "k_norm" in name:
                 value = 1.4 * value
-            value = value - 1 + norm_neutral(model)
+            if "linear_attn.norm" not in name:
+                value = value - 1 + norm_neutral(model)
         elif "embed_tokens" in name:
             value = 0.5 * noise / scale
         else:

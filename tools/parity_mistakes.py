@@ -11,7 +11,7 @@ import parity_experts
 
 def norm_neutral(model):
     """The weight of a norm that changes nothing."""
-    return 0.0 if model.config.model_type.startswith("gemma") else 1.0
+    return 0.0 if model.config.model_type.startswith(("gemma", "qwen3_5")) else 1.0
 
 
 def with_rope(model, change):
@@ -23,6 +23,8 @@ def with_rope(model, change):
         kind = {} if layer_type is None else {"layer_type": layer_type}
         forward(x, position_ids, **kind)  # settles the frequencies for this length
         prefix = "" if layer_type is None else f"{layer_type}_"
+        if position_ids.dim() == 3:  # for pictures too; in a text all are alike
+            position_ids = position_ids[0]
         rope = model.config.rope_parameters
         frequencies, factor = change(getattr(rotary, f"{prefix}inv_freq"),
                                      getattr(rotary, f"{prefix}attention_scaling"),
@@ -113,10 +115,51 @@ def mistakes(model):
     for norm in ("q_norm", "k_norm"):
         if any(f".{norm}." in name for name in parameters):
             yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
+    if any("linear_attn" in name for name in parameters):
+        yield from mistakes_of_recurrences(model)
+        return
     yield from mistakes_of_families(model)
     yield from parity_experts.mistakes(model)
     if config.num_attention_heads != config.num_key_value_heads > 1:
         yield "groups interleaved", with_heads_interleaved
+
+
+def mistakes_of_recurrences(model):
+    yield "no state", with_value([".A_log"], 20.0)
+    yield "no decay", with_value([".A_log"], -20.0)
+    yield "no time bias", with_value(["dt_bias"], 0.0)
+    yield "gated norm 1", with_value(["linear_attn.norm.weight"], 1.0)
+    yield "last token convolved alone", with_convolution_of_last
+    yield "value heads in another order", with_value_heads_turned
+    yield "no output gate", without_output_gate
+
+
+def with_convolution_of_last(model):
+    for name, weight in model.named_parameters():
+        if name.endswith("conv1d.weight"):
+            weight.data[..., :-1] = 0
+
+
+def with_value_heads_turned(model):
+    """Value head h reads key head h % key_heads instead of h / group."""
+    config = model.config
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    order = torch.arange(values).view(keys, values // keys).T.reshape(-1)
+    for layer in model.model.layers:
+        if hasattr(layer, "linear_attn"):
+            part = layer.linear_attn
+            first = 2 * part.key_dim
+            for weight in (part.in_proj_qkv.weight, part.conv1d.weight):
+                rows = weight.data[first:]
+                rows.copy_(rows.view(values, -1, *rows.shape[1:])[order].flatten(0, 1))
+
+
+def without_output_gate(model):
+    for layer in model.model.layers:
+        if hasattr(layer, "self_attn"):
+            weight = layer.self_attn.q_proj.weight.data
+            dim = model.config.head_dim
+            weight.view(-1, 2, dim, weight.shape[1])[:, 1] = 0
 
 
 def with_parts(name, change):

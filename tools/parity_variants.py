@@ -206,4 +206,15 @@ VARIANTS = {
                     rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0,
                                          original_max_position_embeddings=16, beta_fast=4.0,
                                          beta_slow=1.0, truncate=False)),
+    # As Qwen3.5: Gated DeltaNet layers, gated attention, a quarter of a head turned.
+    "qwen3-5": dict(model_type="qwen3_5_text", tokens=80, dtype=torch.bfloat16, hidden_size=32,
+                    intermediate_size=48, num_hidden_layers=4, num_attention_heads=2,
+                    num_key_value_heads=1, head_dim=64, linear_num_key_heads=2,
+                    linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=20,
+                    layer_types=["linear_attention", "linear_attention", "full_attention",
+                                 "linear_attention"],
+                    rms_norm_eps=1e-6,
+                    rope_parameters=theta(100000.0) | dict(partial_rotary_factor=0.25,
+                                                           mrope_section=[3, 3, 2],
+                                                           mrope_interleaved=True)),
 }

@@ -10,7 +10,8 @@
 //
 // - llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2, gemma3_text: dense
 //   decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
-// - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP.
+// - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
+// - qwen3_5: hybrids, whose layers are Gated DeltaNet but for each fourth.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
 #pragma once
@@ -28,6 +29,7 @@
 #include "topkv/device.h"
 #include "topkv/generate.h"
 #include "topkv/progress.h"
+#include "topkv/recurrence.h"
 #include "topkv/session.h"
 #include "topkv/tokenizer.h"
 #include "topkv/warning.h"
@@ -128,6 +130,9 @@ struct ModelConfig {
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;  ///< intermediate size of an MLP
   ExpertMixture mixture;
+  /// Layers that have a state (AttentionShape::state_size) are Gated DeltaNet layers of these
+  /// sizes.
+  GatedDeltaNet delta;
   std::int64_t vocab_size = 0;
   std::int64_t max_position = 0;  ///< max_position_embeddings of config.json
   double rms_norm_eps = 1e-6;
@@ -148,6 +153,9 @@ struct ModelConfig {
   bool norm_outputs = false;   ///< RMSNorm on their outputs, before these join the residual
   bool qk_norm = false;        ///< RMSNorm on q and k before RoPE, over each head (Qwen3)
   bool qk_norm_whole = false;  ///< that norm is over all heads of a token at once (OLMo 2)
+  /// What attention gives is multiplied by a sigmoid of a gate, which q's projection gives behind
+  /// each query head (Qwen3-Next; Qiu et al. 2025, arXiv 2505.06708).
+  bool output_gate = false;
   Activation activation = Activation::silu;
   double swiglu_limit = 0;  ///< c of Activation::clamped_silu
   /// Each query head has one more score under its softmax, a learned one, whose row of V is 0

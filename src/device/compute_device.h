@@ -29,6 +29,7 @@
 #include "src/device/device_index.h"
 #include "src/device/device_prefill.h"
 #include "src/device/device_sizes.h"
+#include "src/device/gated_delta.h"
 #include "src/device/phase_clock.h"
 #include "topkv/device.h"
 #include "topkv/types.h"
@@ -208,6 +209,21 @@ class ComputeDevice : public DeviceSizes {
   /// head_dim].
   virtual void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens,
                             std::int64_t heads, std::int64_t head_dim, float* x) = 0;
+
+  /// Takes a Gated DeltaNet layer's next tokens (topkv/recurrence.h).
+  virtual void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) = 0;
+
+  /// out[row] = RMSNorm of x[row] over width, times silu(gate[row]), as an operand.
+  virtual void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
+                          std::int64_t width, float epsilon, std::byte* out) = 0;
+
+  /// Parts pairs of runs: from [rows, 2, width] to first [rows, width] and second [rows, width].
+  virtual void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,
+                          float* second) = 0;
+
+  /// out = x sigmoid(gate), element by element, as an operand.
+  virtual void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
+                                std::byte* out) = 0;
 
   /// Chooses experts by scores [tokens, experts]. Writes ids and weights [tokens, k], the highest
   /// score first. Every id is the id of an expert, whatever the scores are.

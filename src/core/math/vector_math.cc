@@ -137,6 +137,15 @@ void silu_multiply_any(float* gate, const float* up, std::int64_t count) {
   });
 }
 
+void sigmoid_multiply_any(const float* gate, const float* x, std::int64_t count, float* out) {
+  const Floats d;
+  const auto one = hn::Set(d, 1.0F);
+  map(gate, x, count, out, [&](auto g, auto v) {
+    const auto bent = hn::Min(hn::Neg(g), hn::Set(d, most_exponent));
+    return hn::Div(v, hn::Add(one, hn::Exp(d, bent)));
+  });
+}
+
 void clamped_silu_multiply_any(const float* gate, const float* up, float limit, std::int64_t count,
                                float* out) {
   constexpr float alpha = 1.702F;
@@ -223,6 +232,7 @@ HWY_EXPORT(scale_by_any);
 HWY_EXPORT(add_scaled_any);
 HWY_EXPORT(rms_norm_any);
 HWY_EXPORT(silu_multiply_any);
+HWY_EXPORT(sigmoid_multiply_any);
 HWY_EXPORT(gelu_multiply_any);
 HWY_EXPORT(clamped_silu_multiply_any);
 HWY_EXPORT(rotate_pairs_any);
@@ -264,6 +274,10 @@ void rotate_pairs(float* head, std::int64_t head_dim, const float* cos, const fl
 
 void silu_multiply(float* gate, const float* up, std::int64_t count) {
   HWY_DYNAMIC_DISPATCH(silu_multiply_any)(gate, up, count);
+}
+
+void sigmoid_multiply(const float* gate, const float* x, std::int64_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(sigmoid_multiply_any)(gate, x, count, out);
 }
 
 void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,

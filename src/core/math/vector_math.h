@@ -32,6 +32,9 @@ void rms_norm(const float* x, const float* weight, std::int64_t count, float eps
 /// gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i] (the gate of a SwiGLU MLP).
 void silu_multiply(float* gate, const float* up, std::int64_t count);
 
+/// out[i] = x[i] / (1 + exp(-gate[i])). out may be x or gate.
+void sigmoid_multiply(const float* gate, const float* x, std::int64_t count, float* out);
+
 /// gate[i] = 0.5 gate[i] (1 + tanh(sqrt(2/pi) (gate[i] + 0.044715 gate[i]^3))) * up[i] (the gate of
 /// a GeGLU MLP, with the tanh form of GELU).
 void gelu_multiply(float* gate, const float* up, std::int64_t count);

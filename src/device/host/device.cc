@@ -15,6 +15,7 @@
 #include "src/device/compute_device.h"
 #include "src/device/host/decode.h"
 #include "src/device/host/experts.h"
+#include "src/device/host/gated_delta.h"
 #include "src/device/host/prefill.h"
 
 namespace topkv {
@@ -144,6 +145,40 @@ class HostDevice final : public ComputeDevice {
     each_row(tokens, heads * head_dim, [&](std::int64_t token) {
       topkv::attend_sinks(sinks, lse + token * heads, heads, head_dim,
                           x + token * heads * head_dim);
+    });
+  }
+
+  void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) override {
+    gated_delta_on_host(net, step);
+  }
+
+  void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
+                  std::int64_t width, float epsilon, std::byte* out) override {
+    parallel_for(rows, std::max<std::int64_t>(1, element_grain / width),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   thread_local std::vector<float> normed;
+                   normed.resize(static_cast<std::size_t>(width));
+                   for (std::int64_t row = begin; row < end; ++row) {
+                     topkv::rms_norm(x + row * width, weight, width, epsilon, normed.data());
+                     float* const to = floats(out) + row * width;
+                     std::copy_n(gate + row * width, width, to);
+                     topkv::silu_multiply(to, normed.data(), width);
+                   }
+                 });
+  }
+
+  void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,
+                  float* second) override {
+    each_row(rows, 2 * width, [&](std::int64_t row) {
+      std::copy_n(from + 2 * row * width, width, first + row * width);
+      std::copy_n(from + (2 * row + 1) * width, width, second + row * width);
+    });
+  }
+
+  void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
+                        std::byte* out) override {
+    parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
+      topkv::sigmoid_multiply(gate + begin, x + begin, end - begin, floats(out) + begin);
     });
   }
 

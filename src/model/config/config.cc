@@ -125,6 +125,23 @@ void check_model_directory(const std::filesystem::path& directory) {
                   path_text(directory), problem));
 }
 
+/// The text model of one that reads pictures too, whose config.json has it within: what it lacks is
+/// said for the whole.
+Json text_part(const Json& json) {
+  constexpr const char* inner = "text_config";
+  if (!json.is_object() || !json.contains(inner) || !json[inner].is_object()) return json;
+  const Json& text = json[inner];
+  const auto type = text.find("model_type");
+  if (type == text.end() || !type->is_string()) return json;
+  if (find_family(type->get_ref<const std::string&>()) == nullptr) return json;
+  Json part = text;
+  for (const char* key :
+       {"tie_word_embeddings", "eos_token_id", "bos_token_id", "quantization_config"}) {
+    if (!part.contains(key) && json.contains(key)) part[key] = json[key];
+  }
+  return part;
+}
+
 /// Of a config.json, or what says the same. generation_file: empty for none.
 ModelConfig read_config(const Json& json, const std::filesystem::path& file,
                         const std::filesystem::path& generation_file, std::int64_t length) {
@@ -165,6 +182,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   config.norm_outputs = !family.norms.after_attention.empty();
   config.qk_norm = family.qk_norm;
   config.qk_norm_whole = family.qk_norm_whole;
+  config.output_gate = family.output_gate;
   config.tied_embeddings = root.flag("tie_word_embeddings", family.tied_embeddings);
   read_generation(root, family, generation_file, config);
   return config;
@@ -201,7 +219,7 @@ ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t l
   const std::filesystem::path file = model / "config.json";
   const Json json = read_json_file(file);
   Quantisation::parse(json, file);  // what is unknown is refused now
-  ModelConfig config = read_config(json, file, model / "generation_config.json", length);
+  ModelConfig config = read_config(text_part(json), file, model / "generation_config.json", length);
   if (std::string line = unread_quantisation_warning(json, file); !line.empty())
     config.warnings.push_back(std::move(line));
   return config;

@@ -1,9 +1,10 @@
-// What differs from layer to layer: sliding windows, and layers without RoPE.
+// What differs from layer to layer: sliding windows, recurrences, and layers without RoPE.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "src/device/gated_delta.h"
 #include "src/model/config/config_parts.h"
 
 namespace topkv {
@@ -38,6 +39,57 @@ std::vector<bool> read_rope_layers(const JsonObject& root, const Family& family,
   for (std::int64_t l = 0; l < layers; ++l)
     rope[static_cast<std::size_t>(l)] = (l + 1) % interval != 0;
   return rope;
+}
+
+/// The sizes of Gated DeltaNet layers.
+GatedDeltaNet read_delta(const JsonObject& root, const GatedDeltaNet& missing) {
+  constexpr std::int64_t most_heads = 4096;
+  constexpr std::int64_t most_dim = 1024;  // of v
+  const auto size = [&](const char* key, std::int64_t most, std::int64_t value,
+                        std::int64_t least = 1) { return root.integer(key, least, most, value); };
+  GatedDeltaNet delta;
+  delta.key_heads = size("linear_num_key_heads", most_heads, missing.key_heads);
+  delta.value_heads = size("linear_num_value_heads", most_heads, missing.value_heads);
+  delta.key_dim = size("linear_key_head_dim", most_delta_key_dim, missing.key_dim);
+  delta.value_dim = size("linear_value_head_dim", most_dim, missing.value_dim);
+  delta.kernel = size("linear_conv_kernel_dim", 64, missing.kernel, 2);
+  if (delta.value_heads % delta.key_heads != 0) {
+    root.fail("linear_num_value_heads",
+              fmt::format("a multiple of linear_num_key_heads ({})", delta.key_heads));
+  }
+  return delta;
+}
+
+/// Which layers are recurrences: those that layer_types calls linear_attention, or all but each
+/// full_attention_interval-th.
+void read_recurrences(const JsonObject& root, const Family& family, ModelConfig& config) {
+  config.delta = read_delta(root, family.delta);
+  constexpr const char* gate = "attn_output_gate";
+  if (!root.flag(gate, true)) root.unsupported(gate, "true");
+  const auto layers = static_cast<std::size_t>(config.attention.layers);
+  std::vector<std::int64_t>& sizes = config.attention.state_size;
+  sizes.assign(layers, 0);
+  constexpr const char* key = "layer_types";
+  if (const Json* types = root.find(key); types != nullptr) {
+    if (!types->is_array() || types->size() != layers)
+      root.fail(key, fmt::format("an array of num_hidden_layers ({}) strings", layers));
+    for (std::size_t l = 0; l < layers; ++l) {
+      if ((*types)[l] == "linear_attention") {
+        sizes[l] = config.delta.state_size();
+      } else if ((*types)[l] != "full_attention") {
+        root.unsupported(key, "\"full_attention\" and \"linear_attention\"");
+      }
+    }
+  } else {
+    const std::int64_t interval = root.integer("full_attention_interval", 1, max_positions, 4);
+    for (std::size_t l = 0; l < layers; ++l) {
+      if ((static_cast<std::int64_t>(l) + 1) % interval != 0) sizes[l] = config.delta.state_size();
+    }
+  }
+  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size == 0; })) {
+    root.fail(key, "one layer of full attention, or more");
+  }
+  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size > 0; })) sizes.clear();
 }
 
 /// Which layers have the window when layer_types does not say.
@@ -106,6 +158,7 @@ void read_layers(const JsonObject& root, const Family& family, ModelConfig& conf
     for (const bool has : rope)
       config.layer_rope.push_back(has ? LayerRope::model : LayerRope::none);
   }
+  if (family.delta.key_heads > 0) read_recurrences(root, family, config);
   if (family.sliding == Sliding::never) return;
   const bool everywhere =
       family.sliding == Sliding::all_layers || family.sliding == Sliding::all_if_on;

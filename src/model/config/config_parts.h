@@ -25,7 +25,8 @@ void read_rope(const JsonObject& root, const std::filesystem::path& file, const 
 void read_dual_chunk(const JsonObject& root, const std::filesystem::path& file,
                      ModelConfig& config);
 
-/// AttentionShape::sliding_window and the layers without RoPE (config_layers.cc).
+/// AttentionShape::sliding_window and state_size, ModelConfig::delta, and the layers without RoPE
+/// (config_layers.cc).
 /// REQUIRES: attention.layers is read.
 void read_layers(const JsonObject& root, const Family& family, ModelConfig& config);
 

@@ -147,8 +147,12 @@ bool is_own_architecture(const Json& value, const Family& family) {
            std::transform(name.begin(), name.end(), name.begin(), [](char c) {
              return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
            });
-           if (!name.starts_with(class_name)) return false;
-           name.erase(0, class_name.size());
+           std::erase(name, '_');
+           std::string own(class_name);
+           std::erase(own, '_');
+           if (!name.starts_with(own)) return false;
+           name.erase(0, own.size());
+           if (name.starts_with("text")) name.erase(0, 4);
            return name == "forcausallm" || name == "model";
          });
 }
@@ -196,6 +200,8 @@ void add_unread_of_rope(const std::string& name, const Json& rope, const Family&
   const auto is_read_rope_key = [&](std::string_view key, const Json& value) {
     if (key == type_key || key == "rope_theta" || key == "partial_rotary_factor") return true;
     if (key == "type") return value == rope["rope_type"];
+    // Sections of positions for pictures: a text has one position in all.
+    if (key == "mrope_section" || key == "mrope_interleaved") return family.delta.key_heads > 0;
     const auto* keys = std::find_if(std::begin(scaling_keys), std::end(scaling_keys),
                                     [&](const ScalingKeys& k) { return shown(k.type) == type; });
     return keys != std::end(scaling_keys) && contains(keys->keys, key);

@@ -17,7 +17,7 @@ constexpr NormNames gemma_norms = {.before_attention = "input_layernorm",
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 14> all = {{
+  static const std::array<Family, 15> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -260,14 +260,36 @@ std::span<const Family> families() {
                     "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping",
                     "rope_local_base_freq"},
        .class_name = "gemma3"},
+      // Qwen3.5, 3.6 and 3.8, the dense models. Positions of a text are those of RoPE without
+      // sections for pictures.
+      {.name = "qwen3_5",
+       .vocab_size = 248320,
+       .intermediate_size = 12288,
+       .q_heads = 16,
+       .kv_heads = 4,
+       .head_dim = 256,
+       .max_position = 32768,
+       .reads_attention_bias = true,
+       .partial_rotary = true,
+       .partial_rotary_factor = 0.25,
+       .norm_offset = 1,
+       .qk_norm = true,
+       .delta = {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .kernel = 4},
+       .output_gate = true,
+       .own_keys = {"attention_bias", "layer_types", "full_attention_interval", "attn_output_gate",
+                    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+                    "linear_value_head_dim", "linear_conv_kernel_dim", "mamba_ssm_dtype",
+                    "mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}},
   }};
   return all;
 }
 
 const Family* find_family(std::string_view model_type) {
   const auto all = families();
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const Family& f) { return f.name == model_type; });
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Family& f) {
+    return f.name == model_type ||
+           (model_type.starts_with(f.name) && model_type.substr(f.name.size()) == "_text");
+  });
   return found == all.end() ? nullptr : &*found;
 }
 

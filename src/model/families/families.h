@@ -94,6 +94,10 @@ struct Family {
   double norm_offset = 0;  ///< weights of norms are stored less this
   bool qk_norm = false;
   bool qk_norm_whole = false;
+  /// Layers are Gated DeltaNet, by layer_types, or all but each full_attention_interval-th. The
+  /// sizes are what missing keys mean (linear_num_key_heads and on).
+  GatedDeltaNet delta = {};
+  bool output_gate = false;        ///< ModelConfig::output_gate
   bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation
   bool scaled_embedding = false;   ///< by sqrt(hidden_size)
   bool reads_query_scale = false;  ///< query_pre_attn_scalar, 256 when missing
@@ -113,7 +117,8 @@ struct Family {
 
 std::span<const Family> families();
 
-/// Null: topkv does not know it.
+/// Null: topkv does not know it. A name that ends in _text is the text model's of a family that
+/// reads pictures too.
 const Family* find_family(std::string_view model_type);
 
 /// REQUIRES: one of topkv's.

@@ -227,8 +227,7 @@ void DecodeLoop::read_chunk(ActiveAnswer& member) {
     Forward& forward = **lease_;
     one->reading.chunk(std::ssize(piece), [&] {
       model_.blaming_weights([&] {
-        forward.run(piece, one->session->tokens(), one->length,
-                    [&](const AttentionStep& step) { one->session->attend(step); });
+        forward.run(piece, one->session->tokens(), one->length, TextLayers::of(*one->session));
         if (one->options.prompt_logprobs >= 0) score_prompt(*one, piece.size());
         if (piece.size() == left.size()) choose(std::ssize(piece) - 1, {&one, 1});
       });
@@ -297,15 +296,11 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
   }
   Forward& forward = **lease_;
   model_.blaming_weights([&] {
-    const auto attend = [&](const AttentionStep& step) {
-      AttentionStep of_each = step;
-      of_each.tokens = 1;
-      Session::attend_together(sessions_, of_each);
-    };
+    const TextLayers texts = TextLayers::of(std::span<Session* const>(sessions_));
     if (model_.config.dual_chunk.chunk_size > 0) {
-      forward.run(tokens_, positions_[0], positions_[0] + 1, attend);
+      forward.run(tokens_, positions_[0], positions_[0] + 1, texts);
     } else {
-      forward.run_each(tokens_, positions_, attend);
+      forward.run_each(tokens_, positions_, texts);
     }
     choose(0, those);
   });

@@ -72,7 +72,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
       choose_prefill_chunk(config, *device, options, total, memory.ceiling - memory.used);
   Forward forward(config, impl_->weights, device, chunk);
   builder.reserve(total, chunk);
-  const AttendFn attend = [&](const AttentionStep& step) { builder.attend(step); };
+  const TextLayers text = TextLayers::of(builder);
   IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), builder);
   ProgressScope reading(progress, "prefill", total);
   for (std::int64_t begin = 0; begin < total; begin += chunk) {
@@ -82,7 +82,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
       const auto chunk_tokens =
           tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
       impl_->blaming_weights([&] {
-        forward.run(chunk_tokens, begin, total, attend);
+        forward.run(chunk_tokens, begin, total, text);
         if (begin + count == total) builder.synchronize();
       });
     });
@@ -110,7 +110,7 @@ std::vector<float> Model::logits(std::span<const Token> tokens) const {
   const auto lock = device->lock();
   Forward forward(config, impl_->weights, device, total);
   impl_->blaming_weights([&] {
-    forward.run(tokens, 0, total, [&](const AttentionStep& step) { builder.attend(step); });
+    forward.run(tokens, 0, total, TextLayers::of(builder));
     builder.synchronize();
   });
   std::vector<float> logits(static_cast<std::size_t>(total * config.vocab_size));

@@ -12,7 +12,9 @@ namespace topkv {
 /// session as it was.
 class SessionRollback {
  public:
-  explicit SessionRollback(Session& session) : session_(&session), own_(session.own_tokens()) {}
+  explicit SessionRollback(Session& session) : session_(&session), own_(session.own_tokens()) {
+    session.snapshot();
+  }
   ~SessionRollback() {
     if (session_ == nullptr) return;
     try {

@@ -8,6 +8,7 @@
 #include "src/core/math/vector_math.h"
 #include "src/core/threads/stopping.h"
 #include "src/core/threads/threads.h"
+#include "src/device/gated_delta.h"
 #include "src/device/pieces.h"
 #include "src/model/config/dual_chunk.h"
 #include "topkv/error.h"
@@ -15,8 +16,9 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the widest activations
-constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
+constexpr std::int64_t mlp_tokens = 2048;    // of a chunk at a time: bounds the widest activations
+constexpr std::int64_t logit_rows = 16;      // logits at a time, likewise
+constexpr std::int64_t delta_tokens = 1024;  // of a recurrence, likewise
 constexpr std::int64_t cap_grain = 1 << 14;
 
 /// Likewise where a layer has experts: so many that each is read for some hundred rows, which are
@@ -28,6 +30,21 @@ std::int64_t mixture_tokens(const ExpertMixture& mixture) {
 }
 
 }  // namespace
+
+template <class Place>
+void Forward::lay_out_delta(const GatedDeltaNet& net, std::int64_t op, std::int64_t chunk,
+                            const Place& place, Activations& out) {
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const std::int64_t tokens = std::min(chunk, delta_tokens);
+  place(out.delta_qkv, tokens * net.qkv_width(), f32);
+  place(out.delta_z, tokens * net.value_width(), f32);
+  place(out.delta_gate, tokens * net.value_heads, f32);
+  place(out.delta_time, tokens * net.value_heads, f32);
+  place(out.delta_room, gated_delta_room(net, tokens), f32);
+  place(out.delta_out, tokens * net.value_width(), f32);
+  place(out.delta_heads, tokens * net.value_width(), op);
+  for (float*& state : out.delta_states) place(state, net.state_size(), f32);
+}
 
 template <class Place>
 void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
@@ -89,6 +106,11 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
     place(out.q_far, chunk * q_width, f32);
     for (Angles& angles : out.query_angles) place_angles(angles);
   }
+  if (config.output_gate) {
+    place(out.q_gated, chunk * 2 * q_width, f32);
+    place(out.output_gate, chunk * q_width, f32);
+  }
+  if (!shape.state_size.empty()) lay_out_delta(config.delta, op, chunk, place, out);
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
   lay_out_mlp(config, op, chunk, place, out);
@@ -116,7 +138,7 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
 }
 
 void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
-                  const AttendFn& attend) {
+                  const TextLayers& text) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   DeviceLock lock = device_->lock();
   clock_->begin(Phase::other);
@@ -126,21 +148,21 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_
     step.q_far = a_.q_far;
     step.q_next = ChunkPositions(chunks).next_is_far(first, count) ? a_.q_far : a_.q_next;
   }
-  run_placed(tokens, step, attend, std::move(lock));
+  run_placed(tokens, 1, step, text, std::move(lock));
 }
 
 void Forward::run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
-                       const AttendFn& attend) {
+                       const TextLayers& texts) {
   DeviceLock lock = device_->lock();
   clock_->begin(Phase::other);
   if (config_.sliding_rope_theta > 0)
     place(sliding_rope_.angles(positions), std::ssize(tokens), a_.sliding_angles);
   place(rope_.angles(positions), std::ssize(tokens), a_.angles);
-  run_placed(tokens, {}, attend, std::move(lock));
+  run_placed(tokens, std::ssize(tokens), {}, texts, std::move(lock));
 }
 
-void Forward::run_placed(std::span<const Token> tokens, AttentionStep step, const AttendFn& attend,
-                         DeviceLock lock) {
+void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, AttentionStep step,
+                         const TextLayers& layers, DeviceLock lock) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   recording_ = false;
   device_->embed(weights_.embedding, tokens, a_.x);
@@ -150,6 +172,10 @@ void Forward::run_placed(std::span<const Token> tokens, AttentionStep step, cons
   for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
     check_stop();
     between(l, count);
+    if (!config_.attention.is_attention(l)) {
+      delta(l, count, texts, layers);
+      continue;
+    }
     clock_->begin(Phase::attention);
     lock = {};  // others may use the device while this one waits for what the host does
     step.layer = l;
@@ -159,7 +185,7 @@ void Forward::run_placed(std::span<const Token> tokens, AttentionStep step, cons
     step.v = a_.v;
     step.out = a_.attended;
     step.lse = a_.lse;
-    attend(step);
+    layers.attend(step);
     lock = device_->lock();
   }
   between(config_.attention.layers, count);
@@ -198,14 +224,14 @@ void Forward::place(const RopeAngles& angles, std::int64_t tokens, const Angles&
 void Forward::between(std::int64_t l, std::int64_t tokens) {
   const auto work = [&] {
     if (l > 0) {
-      attention_output(weights_.layers[static_cast<std::size_t>(l - 1)], tokens);
-      mlp(weights_.layers[static_cast<std::size_t>(l - 1)], tokens);
+      const LayerWeights& before = weights_.layers[static_cast<std::size_t>(l - 1)];
+      if (before.delta.empty()) attention_output(before, tokens);
+      mlp(before, tokens);
     }
-    if (l < config_.attention.layers) {
-      queries_keys_values(l, tokens);
-    } else {
-      norm(weights_.final_norm, tokens);
-    }
+    if (l == config_.attention.layers) return norm(weights_.final_norm, tokens);
+    const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+    read_residual(w.input_norm, tokens);
+    if (w.delta.empty()) queries_keys_values(l, tokens);
   };
   if (tokens > 1 || !device_->replays()) {
     work();
@@ -223,10 +249,12 @@ void Forward::between(std::int64_t l, std::int64_t tokens) {
 void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   const AttentionShape& shape = config_.attention;
-  read_residual(w.input_norm, tokens);
-  project({{w.q, w.q_bias.data, a_.q}, {w.k, w.k_bias.data, a_.k}, {w.v, w.v_bias.data, a_.v}},
+  float* const q = config_.output_gate ? a_.q_gated : a_.q;
+  project({{w.q, w.q_bias.data, q}, {w.k, w.k_bias.data, a_.k}, {w.v, w.v_bias.data, a_.v}},
           a_.hidden, tokens);
   begin(Phase::other);
+  if (config_.output_gate)
+    device_->part_pairs(q, tokens * shape.q_heads, shape.head_dim, a_.q, a_.output_gate);
   if (config_.qk_norm) {
     const auto norm = [&](const Vector& weight, std::int64_t heads, float* x) {
       const std::int64_t rows = tokens * heads * shape.head_dim / weight.size;
@@ -265,8 +293,77 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
   if (!w.sinks.empty()) {
     device_->attend_sinks(w.sinks.data, a_.lse, tokens, shape.q_heads, shape.head_dim, a_.attended);
   }
-  device_->to_operand(a_.attended, tokens * shape.q_heads * shape.head_dim, a_.heads);
+  const std::int64_t values = tokens * shape.q_heads * shape.head_dim;
+  if (config_.output_gate) {
+    device_->sigmoid_multiply(a_.output_gate, a_.attended, values, a_.heads);
+  } else {
+    device_->to_operand(a_.attended, values, a_.heads);
+  }
   add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
+}
+
+void Forward::delta(std::int64_t l, std::int64_t tokens, std::int64_t texts,
+                    const TextLayers& layers) {
+  const LayerWeights& layer = weights_.layers[static_cast<std::size_t>(l)];
+  const DeltaWeights& w = layer.delta;
+  const GatedDeltaNet& net = config_.delta;
+  const std::int64_t operand = bytes_of(device_->operand_dtype());
+  const std::int64_t of_text = tokens / texts;
+  const float* state = nullptr;
+  for (std::int64_t first = 0; first < tokens; first += delta_tokens) {
+    check_stop();
+    const std::int64_t count = std::min(delta_tokens, tokens - first);
+    project({{w.qkv, nullptr, a_.delta_qkv},
+             {w.z, nullptr, a_.delta_z},
+             {w.gate, nullptr, a_.delta_gate},
+             {w.time, nullptr, a_.delta_time}},
+            a_.hidden + first * config_.hidden_size * operand, count);
+    begin(Phase::attention);
+    for (std::int64_t at = 0; at < count;) {
+      const std::int64_t text = (first + at) / of_text;
+      const std::int64_t run = std::min(count - at, (text + 1) * of_text - first - at);
+      if (first + at == text * of_text) state = delta_state(layers, text, l);
+      float* const next = a_.delta_states[state == a_.delta_states[0] ? 1 : 0];
+      device_->gated_delta(net, {.tokens = run,
+                                 .qkv = a_.delta_qkv + at * net.qkv_width(),
+                                 .gate = a_.delta_gate + at * net.value_heads,
+                                 .time = a_.delta_time + at * net.value_heads,
+                                 .kernel = w.kernel.data,
+                                 .fading = w.fading.data,
+                                 .time_bias = w.time_bias.data,
+                                 .state = state,
+                                 .next_state = next,
+                                 .room = a_.delta_room,
+                                 .out = a_.delta_out + at * net.value_width()});
+      state = next;
+      at += run;
+      if (first + at == (text + 1) * of_text) keep_delta_state(layers, text, l, of_text, state);
+    }
+    begin(Phase::other);
+    device_->gated_norm(a_.delta_out, a_.delta_z, w.norm.data, count * net.value_heads,
+                        net.value_dim, static_cast<float>(config_.rms_norm_eps), a_.delta_heads);
+    add_to_residual(w.out, {}, layer.attention_norm, a_.delta_heads, count,
+                    a_.x + first * config_.hidden_size);
+  }
+}
+
+const float* Forward::delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l) {
+  const std::span<const float> state = layers.state(text, l);
+  if (state.empty()) return nullptr;
+  if (!device_->is_cuda()) return state.data();
+  device_->copy_in(state.data(), std::ssize(state) * bytes_of(DType::f32),
+                   reinterpret_cast<std::byte*>(a_.delta_states[0]));
+  return a_.delta_states[0];
+}
+
+void Forward::keep_delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l,
+                               std::int64_t tokens, const float* state) {
+  const auto size = static_cast<std::size_t>(config_.delta.state_size());
+  if (!device_->is_cuda()) return layers.advance(text, l, tokens, {state, size});
+  delta_state_.resize(size);
+  device_->copy_out(reinterpret_cast<const std::byte*>(state),
+                    std::ssize(delta_state_) * bytes_of(DType::f32), delta_state_.data());
+  layers.advance(text, l, tokens, delta_state_);
 }
 
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {

@@ -12,6 +12,7 @@
 #include "src/device/compute_device.h"
 #include "src/device/host/experts.h"
 #include "src/model/network/rope.h"
+#include "src/model/network/text_layers.h"
 #include "src/model/weights/weights.h"
 #include "topkv/model.h"
 
@@ -38,12 +39,12 @@ class Forward {
   /// of the text that is read with them, for DualChunk::original_max_position.
   /// REQUIRES: tokens within the vocabulary, at most chunk of them, within the length.
   void run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
-           const AttendFn& attend);
+           const TextLayers& text);
 
   /// Likewise one token of each of several texts, at positions of their own.
   /// REQUIRES: as above; the model has no dual chunk attention.
   void run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
-                const AttendFn& attend);
+                const TextLayers& texts);
 
   /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
   void logits(std::int64_t begin, std::int64_t count, float* out);
@@ -66,7 +67,12 @@ class Forward {
     float* parts;                           // what each of these gives, over gate and up
     std::int32_t *chosen, *slots, *places;  // numbers of experts; SortedSlots
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
-    float *q_next, *q_far;             // with dual chunk attention
+    float *q_next, *q_far;         // with dual chunk attention
+    float *q_gated, *output_gate;  // with output gates: of q's projection, and q's gates
+    // Of Gated DeltaNet layers, for some tokens at a time.
+    float *delta_qkv, *delta_z, *delta_gate, *delta_time, *delta_room, *delta_out;
+    float* delta_states[2];            // of one layer, before and after
+    std::byte* delta_heads;            // operand
     Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
     Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
     std::byte *hidden, *heads, *mlp;   // operands
@@ -74,19 +80,28 @@ class Forward {
   };
   /// Activations of MLPs and of experts.
   template <class Place>
+  static void lay_out_delta(const GatedDeltaNet& net, std::int64_t op, std::int64_t chunk,
+                            const Place& place, Activations& out);
+  template <class Place>
   static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
                           const Place& place, Activations& out);
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
 
-  /// Runs tokens whose angles are in place. step: what attend is given besides them. lock: is held
-  /// but while attend runs.
-  void run_placed(std::span<const Token> tokens, AttentionStep step, const AttendFn& attend,
-                  DeviceLock lock);
+  /// Runs tokens of so many texts, whose angles are in place. step: what attend is given besides
+  /// them. lock: is held but while attend runs.
+  void run_placed(std::span<const Token> tokens, std::int64_t texts, AttentionStep step,
+                  const TextLayers& layers, DeviceLock lock);
   /// What lies between the attention of layer l - 1 and that of layer l (the beginning and the end
   /// of the network for the first and the last).
   void between(std::int64_t l, std::int64_t tokens);
   void queries_keys_values(std::int64_t l, std::int64_t tokens);
+  /// x += what a Gated DeltaNet layer makes of a_.hidden.
+  void delta(std::int64_t l, std::int64_t tokens, std::int64_t texts, const TextLayers& layers);
+  /// Reads a text's state into the layer's, and gives it back as it is after some tokens.
+  const float* delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l);
+  void keep_delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l,
+                        std::int64_t tokens, const float* state);
   /// Writes the angles of positions first and on to where layers find them.
   void place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
   void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
@@ -124,6 +139,7 @@ class Forward {
   RopeTable rope_;
   RopeTable sliding_rope_;
   std::vector<std::int64_t> positions_;  // of a chunk, for angles
+  std::vector<float> delta_state_;       // in host memory, where the device has its own
   std::vector<std::int32_t> experts_;    // chosen by tokens, in host memory
   SortedSlots sorted_;
   std::unique_ptr<PhaseClock> clock_;

@@ -64,9 +64,13 @@ class Checkpoint {
   /// matrix does, and for one that is not finite.
   virtual std::int64_t vector(const std::string& name, std::span<float> to) const = 0;
 
-  /// Whether norms are stored as the network uses them. Else a family's norm_offset is added to
-  /// each weight.
-  virtual bool has_whole_norms() const { return false; }
+  /// Widens the weights of a convolution of each channel by itself, [channels, kernel]. As vector.
+  virtual std::int64_t convolution(const std::string& name, std::int64_t channels,
+                                   std::int64_t kernel, std::span<float> to) const = 0;
+
+  /// Whether norms and decays are stored as the network uses them. Else a family's norm_offset is
+  /// added to each weight of a norm, and of a decay there is the logarithm.
+  virtual bool has_whole_vectors() const { return false; }
 
   /// Goes through all plain tensors that have been asked for, which takes as long as reading them:
   /// where what a network computes is not finite, to tell why. Throws FileError naming the first

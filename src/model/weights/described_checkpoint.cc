@@ -63,6 +63,11 @@ class DescribedCheckpoint : public Checkpoint {
     return std::ssize(to) * bytes_of(dtype_);
   }
 
+  std::int64_t convolution(const std::string& /*name*/, std::int64_t /*channels*/,
+                           std::int64_t /*kernel*/, std::span<float> to) const override {
+    return std::ssize(to) * bytes_of(dtype_);
+  }
+
   std::int64_t vector(const std::string& /*name*/, std::span<float> to) const override {
     return std::ssize(to) * bytes_of(dtype_);
   }

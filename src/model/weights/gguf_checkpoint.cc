@@ -229,7 +229,7 @@ class GgufCheckpoint : public Checkpoint {
     return bytes;
   }
 
-  bool has_whole_norms() const override { return true; }
+  bool has_whole_vectors() const override { return true; }
 
   std::int64_t vector(const std::string& name, std::span<float> to) const override {
     const std::string stored = gguf_name(architecture_, name);
@@ -241,6 +241,11 @@ class GgufCheckpoint : public Checkpoint {
       return bytes / fused->of * size;
     }
     return widened(stored, {size}, to);
+  }
+
+  std::int64_t convolution(const std::string& name, std::int64_t channels, std::int64_t kernel,
+                           std::span<float> to) const override {
+    return widened(gguf_name(architecture_, name), {channels, kernel}, to);
   }
 
   void check_finite() const override {

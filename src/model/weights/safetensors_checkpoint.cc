@@ -41,6 +41,8 @@ class SafeTensorsCheckpoint : public Checkpoint {
     std::vector<std::string> names = tensors_.unread();
     std::erase_if(names, [&](const std::string& name) {
       const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+      // What reads pictures, and the layer that drafts tokens, are other networks.
+      if (name.starts_with("model.visual.") || name.starts_with("mtp.")) return true;
       if (name.ends_with(".bias") && std::ranges::all_of(tensors_.bytes(name), is_zero))
         return true;
       return std::ranges::any_of(
@@ -96,6 +98,11 @@ class SafeTensorsCheckpoint : public Checkpoint {
     return widened(name_in(name), std::array{std::ssize(to)}, to);
   }
 
+  std::int64_t convolution(const std::string& name, std::int64_t channels, std::int64_t kernel,
+                           std::span<float> to) const override {
+    return widened(name_in(name), std::array{channels, std::int64_t{1}, kernel}, to);
+  }
+
   void check_finite() const override { tensors_.check_finite(); }
 
  private:
@@ -122,7 +129,11 @@ class SafeTensorsCheckpoint : public Checkpoint {
   std::optional<std::string> find(const std::string& name) const {
     constexpr std::string_view prefix = "model.";
     std::vector<std::string> names = {name, std::string(prefix) + name};
-    if (name.starts_with(prefix)) names.push_back(name.substr(prefix.size()));
+    if (name.starts_with(prefix)) {
+      const std::string rest = name.substr(prefix.size());
+      names.push_back(rest);
+      names.push_back("model.language_model." + rest);
+    }
     std::erase_if(names, [&](const std::string& one) { return !tensors_.has(one); });
     if (names.size() > 1) {
       throw FileError(

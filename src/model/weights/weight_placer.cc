@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "src/core/text/printable.h"
@@ -77,6 +78,28 @@ Vector Placer::vector(const std::string& name, std::int64_t size, float offset) 
   const std::int64_t bytes = from_.vector(name, values);
   if (device_ != nullptr)
     for (float& value : values) value += offset;
+  return put(values, bytes);
+}
+
+Vector Placer::convolution(const std::string& name, std::int64_t channels, std::int64_t kernel) {
+  const std::int64_t count = channels * kernel;
+  const std::span<float> all = room_for(2 * count);
+  const std::span<float> stored = all.first(static_cast<std::size_t>(count));
+  const std::span<float> turned = all.last(static_cast<std::size_t>(count));
+  const std::int64_t bytes = from_.convolution(name, channels, kernel, stored);
+  if (device_ != nullptr) {
+    for (std::int64_t i = 0; i < count; ++i)
+      turned[static_cast<std::size_t>(i % kernel * channels + i / kernel)] =
+          stored[static_cast<std::size_t>(i)];
+  }
+  return put(turned, bytes);
+}
+
+Vector Placer::fading(const std::string& name, std::int64_t size) {
+  const std::span<float> values = room_for(size);
+  const std::int64_t bytes = from_.vector(name, values);
+  if (device_ != nullptr && !from_.has_whole_vectors())
+    for (float& value : values) value = -std::exp(value);
   return put(values, bytes);
 }
 

@@ -75,9 +75,15 @@ class Placer {
   /// offset: added to each value.
   Vector vector(const std::string& name, std::int64_t size, float offset = 0);
 
+  /// The weights of a convolution of each channel by itself: [kernel, channels].
+  Vector convolution(const std::string& name, std::int64_t channels, std::int64_t kernel);
+
+  /// -exp of what a file has the logarithm of: how fast a state fades.
+  Vector fading(const std::string& name, std::int64_t size);
+
   /// offset: the family's norm_offset.
   Vector norm(const std::string& name, std::int64_t size, double offset) {
-    return vector(name, size, from_.has_whole_norms() ? 0.0F : static_cast<float>(offset));
+    return vector(name, size, from_.has_whole_vectors() ? 0.0F : static_cast<float>(offset));
   }
 
  private:

@@ -93,53 +93,84 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
   return weights;
 }
 
-Weights place(Placer& placer, const ModelConfig& config) {
-  const Family& family = family_of(config);
+/// at: "model.layers.0.linear_attn."
+DeltaWeights place_delta(Placer& placer, const ModelConfig& config, const std::string& at) {
+  const GatedDeltaNet& net = config.delta;
+  const std::int64_t hidden = config.hidden_size;
+  DeltaWeights weights;
+  weights.qkv = placer.matrix(at + "in_proj_qkv.weight", net.qkv_width(), hidden);
+  weights.z = placer.matrix(at + "in_proj_z.weight", net.value_width(), hidden);
+  weights.gate = placer.unrounded(at + "in_proj_b.weight", net.value_heads, hidden);
+  weights.time = placer.unrounded(at + "in_proj_a.weight", net.value_heads, hidden);
+  weights.kernel = placer.convolution(at + "conv1d.weight", net.qkv_width(), net.kernel);
+  weights.fading = placer.fading(at + "A_log", net.value_heads);
+  weights.time_bias = placer.vector(at + "dt_bias", net.value_heads);
+  weights.norm = placer.vector(at + "norm.weight", net.value_dim);
+  weights.out = placer.matrix(at + "out_proj.weight", hidden, net.value_width());
+  return weights;
+}
+
+/// at: "model.layers.0.self_attn."
+void place_attention(Placer& placer, const ModelConfig& config, const Family& family,
+                     const std::string& at, LayerWeights& layer) {
   const auto optional_vector = [&](bool wanted, const std::string& name, std::int64_t size) {
     return wanted ? placer.vector(name, size) : Vector();
   };
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t head = config.attention.head_dim;
+  const std::int64_t q_size = config.attention.q_heads * head;
+  const std::int64_t kv_size = config.attention.kv_heads * head;
+  const std::int64_t q_outputs = config.output_gate ? 2 * q_size : q_size;
+  if (family.fused_qkv) {
+    const std::int64_t all = q_size + 2 * kv_size;
+    const std::string name = at + "qkv_proj.weight";
+    layer.q = placer.rows(name, 0, q_size, all, hidden);
+    layer.k = placer.rows(name, q_size, kv_size, all, hidden);
+    layer.v = placer.rows(name, q_size + kv_size, kv_size, all, hidden);
+  } else {
+    layer.q = placer.matrix(at + "q_proj.weight", q_outputs, hidden);
+    layer.k = placer.matrix(at + "k_proj.weight", kv_size, hidden);
+    layer.v = placer.matrix(at + "v_proj.weight", kv_size, hidden);
+  }
+  layer.o = placer.matrix(at + "o_proj.weight", hidden, q_size);
+  layer.q_bias = optional_vector(config.qkv_bias, at + "q_proj.bias", q_outputs);
+  layer.k_bias = optional_vector(config.qkv_bias, at + "k_proj.bias", kv_size);
+  layer.v_bias = optional_vector(config.qkv_bias, at + "v_proj.bias", kv_size);
+  layer.o_bias = optional_vector(config.o_bias, at + "o_proj.bias", hidden);
+  if (config.qk_norm) {
+    const auto norm = [&](const char* name, std::int64_t size) {
+      return placer.norm(at + name, size, family.norm_offset);
+    };
+    layer.q_norm = norm("q_norm.weight", config.qk_norm_whole ? q_size : head);
+    layer.k_norm = norm("k_norm.weight", config.qk_norm_whole ? kv_size : head);
+  }
+  if (config.attention_sinks) {
+    layer.sinks = placer.vector(at + "sinks", config.attention.q_heads);
+  }
+}
+
+Weights place(Placer& placer, const ModelConfig& config) {
+  const Family& family = family_of(config);
   const auto norm = [&](std::string_view at, std::string_view name, std::int64_t size) {
     if (name.empty()) return Vector();
     return placer.norm(fmt::format("{}{}.weight", at, name), size, family.norm_offset);
   };
 
   const std::int64_t hidden = config.hidden_size;
-  const std::int64_t head = config.attention.head_dim;
-  const std::int64_t q_size = config.attention.q_heads * head;
-  const std::int64_t kv_size = config.attention.kv_heads * head;
 
   Weights weights;
   weights.embedding = placer.embedding(config);
   for (std::int64_t l = 0; l < config.attention.layers; ++l) {
     const std::string at = fmt::format("model.layers.{}.", l);
-    const std::string attn = at + "self_attn.";
     LayerWeights layer;
     layer.input_norm = norm(at, family.norms.before_attention, hidden);
     layer.attention_norm = norm(at, family.norms.after_attention, hidden);
     layer.mlp_norm = norm(at, family.norms.before_mlp, hidden);
     layer.mlp_output_norm = norm(at, family.norms.after_mlp, hidden);
-    if (family.fused_qkv) {
-      const std::int64_t all = q_size + 2 * kv_size;
-      const std::string name = attn + "qkv_proj.weight";
-      layer.q = placer.rows(name, 0, q_size, all, hidden);
-      layer.k = placer.rows(name, q_size, kv_size, all, hidden);
-      layer.v = placer.rows(name, q_size + kv_size, kv_size, all, hidden);
+    if (config.attention.is_attention(l)) {
+      place_attention(placer, config, family, at + "self_attn.", layer);
     } else {
-      layer.q = placer.matrix(attn + "q_proj.weight", q_size, hidden);
-      layer.k = placer.matrix(attn + "k_proj.weight", kv_size, hidden);
-      layer.v = placer.matrix(attn + "v_proj.weight", kv_size, hidden);
-    }
-    layer.o = placer.matrix(attn + "o_proj.weight", hidden, q_size);
-    layer.q_bias = optional_vector(config.qkv_bias, attn + "q_proj.bias", q_size);
-    layer.k_bias = optional_vector(config.qkv_bias, attn + "k_proj.bias", kv_size);
-    layer.v_bias = optional_vector(config.qkv_bias, attn + "v_proj.bias", kv_size);
-    layer.o_bias = optional_vector(config.o_bias, attn + "o_proj.bias", hidden);
-    if (config.qk_norm) {
-      layer.q_norm = norm(attn, "q_norm", config.qk_norm_whole ? q_size : head);
-      layer.k_norm = norm(attn, "k_norm", config.qk_norm_whole ? kv_size : head);
-    }
-    if (config.attention_sinks) {
-      layer.sinks = placer.vector(attn + "sinks", config.attention.q_heads);
+      layer.delta = place_delta(placer, config, at + "linear_attn.");
     }
     if (config.mixture.in(l)) {
       layer.mixture = place_mixture(placer, config, family.mixture, at);

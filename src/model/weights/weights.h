@@ -33,10 +33,22 @@ struct MixtureWeights {
   bool empty() const { return gate.data.empty(); }
 };
 
+/// In place of attention.
+struct DeltaWeights {
+  Matrix qkv, z, out;        // [qkv_width, hidden], [value_width, hidden], [hidden, value_width]
+  Matrix gate, time;         // [value_heads, hidden], never rounded: GatedDeltaStep's
+  Vector kernel;             // [kernel, qkv_width]
+  Vector fading, time_bias;  // [value_heads]
+  Vector norm;               // [value_dim]
+
+  bool empty() const { return kernel.empty(); }
+};
+
 struct LayerWeights {
   // [hidden]; empty: none. What attention and MLP read, and what they give.
   Vector input_norm, attention_norm, mlp_norm, mlp_output_norm;
-  Matrix q, k, v, o;
+  DeltaWeights delta;                     // empty: the layer has the attention that follows
+  Matrix q, k, v, o;                      // q: with ModelConfig::output_gate twice as wide
   Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
   Vector q_norm, k_norm;                  // [head_dim], or the width of q and of k; empty: none
   Vector sinks;                           // [q_heads], ModelConfig::attention_sinks; empty: none

@@ -1,0 +1,37 @@
+// Layers of a model that keep a state of fixed size in place of rows.
+#pragma once
+
+#include <cstdint>
+
+namespace topkv {
+
+/// The sizes of Gated DeltaNet layers (Yang et al. 2024, arXiv 2412.06464), as Qwen3-Next and
+/// Qwen3.5 have them.
+///
+/// A token's projection to q, k and v passes a short convolution over the last `kernel` tokens and
+/// SiLU. q and k are then normalised. Each value head has a matrix S [key_dim, value_dim], and a
+/// query head serves value_heads / key_heads consecutive value heads:
+///
+///     S = a S + b k (v - a k^T S)      a, b: the token's decay and learning rate, from 0 to 1
+///     out = q^T S / sqrt(key_dim)      (eq. 10 of the paper)
+///
+/// The state of a layer is the inputs of the convolution for the last kernel - 1 tokens, the oldest
+/// first: [kernel - 1, qkv_width()]. After them comes S: [value_heads, key_dim, value_dim].
+struct GatedDeltaNet {
+  std::int64_t key_heads = 0;    ///< heads of q and of k; 0: the model has no such layer
+  std::int64_t value_heads = 0;  ///< heads of v; a multiple of key_heads
+  std::int64_t key_dim = 0;      ///< elements of a head of q and k
+  std::int64_t value_dim = 0;    ///< elements of a head of v
+  std::int64_t kernel = 0;       ///< tokens that the convolution sees, 2 or more
+
+  /// Returns the elements of q and k, and of v, of a token.
+  constexpr std::int64_t key_width() const { return key_heads * key_dim; }
+  constexpr std::int64_t value_width() const { return value_heads * value_dim; }
+  /// Returns the channels of the convolution: q, k and v of a token, one behind the other.
+  constexpr std::int64_t qkv_width() const { return 2 * key_width() + value_width(); }
+  /// Returns where S begins in a state, and the values of a whole state.
+  constexpr std::int64_t matrices_at() const { return (kernel - 1) * qkv_width(); }
+  constexpr std::int64_t state_size() const { return matrices_at() + value_heads * key_dim * value_dim; }
+};
+
+}  // namespace topkv

@@ -1,0 +1,35 @@
+// A step of a Gated DeltaNet layer, as devices take it.
+#pragma once
+
+#include <cstdint>
+
+#include "topkv/recurrence.h"
+
+namespace topkv {
+
+inline constexpr std::int64_t most_delta_key_dim = 256;
+inline constexpr float delta_norm_epsilon = 1e-6F;  // of q and k
+
+/// Floats that a step of `tokens` tokens works in: what the convolution gives, [tokens, qkv_width],
+/// then decays and learning rates, [tokens, value_heads] each.
+constexpr std::int64_t gated_delta_room(const GatedDeltaNet& net, std::int64_t tokens) {
+  return tokens * (net.qkv_width() + 2 * net.value_heads);
+}
+
+/// A Gated DeltaNet layer over consecutive tokens of one text. All are float32 in the device's
+/// memory.
+struct GatedDeltaStep {
+  std::int64_t tokens = 1;
+  const float* qkv = nullptr;     ///< [tokens, qkv_width], as the projection gives them
+  const float* gate = nullptr;    ///< [tokens, value_heads]: a sigmoid of it is the learning rate
+  const float* time = nullptr;    ///< [tokens, value_heads]: what the decay comes from
+  const float* kernel = nullptr;  ///< weights of the convolution, [kernel, qkv_width], oldest first
+  const float* fading = nullptr;  ///< [value_heads], below 0: the decay is e^(fading x), where x
+  const float* time_bias = nullptr;  ///< is softplus(time + time_bias); [value_heads]
+  const float* state = nullptr;      ///< before the tokens; null: there is no earlier token
+  float* next_state = nullptr;       ///< after them; not `state`
+  float* room = nullptr;             ///< gated_delta_room(net, tokens) floats
+  float* out = nullptr;              ///< [tokens, value_heads, value_dim]
+};
+
+}  // namespace topkv
