@@ -88,6 +88,23 @@ void convert(const std::byte* from, DType dtype, std::int64_t count, std::byte* 
   }
 }
 
+class DeviceState final : public StateMemory {
+ public:
+  DeviceState(CudaDevice& device, Buffer values) : device_(device), values_(std::move(values)) {}
+
+  bool on_host() const override { return false; }
+  float* data() override { return values_.floats(); }
+  const float* data() const override { return values_.floats(); }
+  void read(std::span<float> values) const override {
+    const DeviceLock lock = device_.lock();
+    device_.copy_out(values_.data(), values_.bytes(), values.data());
+  }
+
+ private:
+  CudaDevice& device_;
+  Buffer values_;
+};
+
 }  // namespace
 
 CudaDevice::CudaDevice(int number, std::int64_t ceiling, const DriverMemory& driver)
@@ -149,6 +166,11 @@ void CudaDevice::let_others() const {
 
 std::unique_ptr<PhaseClock> CudaDevice::phase_clock() {
   return std::make_unique<CudaPhaseClock>(stream_);
+}
+
+std::shared_ptr<StateMemory> CudaDevice::make_state(std::int64_t size) {
+  return std::make_shared<DeviceState>(*this,
+                                       allocate(size * bytes_of(DType::f32), "recurrent states"));
 }
 
 void CudaDevice::copy_in(const void* host, std::int64_t bytes, std::byte* to) {

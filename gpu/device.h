@@ -67,6 +67,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   Buffer allocate(std::int64_t bytes, std::string_view what) override {
     return arena_->allocate(bytes, what);
   }
+  std::shared_ptr<StateMemory> make_state(std::int64_t size) override;
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) override;
   void copy_out(const std::byte* from, std::int64_t bytes, void* host) override;
   void synchronize() override { stream_.synchronize(); }

@@ -28,6 +28,7 @@
 namespace topkv {
 
 class LayerStates;
+class StateMemory;
 struct RetrievalOptions;
 struct Segment;
 
@@ -229,6 +230,7 @@ class Context : public std::enable_shared_from_this<Context> {
   friend class IndexGrowth;
   friend class Session;
   Context(AttentionShape shape, Segment segment);
+  std::shared_ptr<const StateMemory> state_memory(std::int64_t layer) const;
 
   AttentionShape shape_;
   std::shared_ptr<const Segment> segment_;
@@ -352,8 +354,13 @@ class ContextBuilder {
 
  private:
   friend class IndexGrowth;
+  friend struct TextLayers;
   struct State;
   std::shared_ptr<const LayerStates> states() const;
+  // advance() and state() for a network that computes on the builder's device.
+  void advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state);
+  std::shared_ptr<const StateMemory> state_memory(std::int64_t layer) const;
+  std::shared_ptr<StateMemory> spare_state(std::int64_t layer);
   std::unique_ptr<State> state_;
 };
 

@@ -481,8 +481,13 @@ class Session {
   std::vector<TailFigures> tail_figures() const;
 
  private:
+  friend struct TextLayers;
   struct State;
   explicit Session(std::unique_ptr<State> state);
+  // advance() and state() for a network that computes on the session's device.
+  void advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state);
+  std::shared_ptr<const StateMemory> state_memory(std::int64_t layer) const;
+  std::shared_ptr<StateMemory> spare_state(std::int64_t layer);
   std::unique_ptr<State> state_;
 };
 

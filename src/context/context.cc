@@ -108,6 +108,10 @@ std::span<const float> Context::state(std::int64_t layer) const {
   return segment_->states->values(layer);
 }
 
+std::shared_ptr<const StateMemory> Context::state_memory(std::int64_t layer) const {
+  return segment_->states->state(layer).memory();
+}
+
 const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,
                                std::int64_t kv_head) const {
   rows(layer, kv_head);  // checks layer and head

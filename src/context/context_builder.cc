@@ -293,6 +293,20 @@ void ContextBuilder::advance(std::int64_t layer, std::int64_t tokens,
   state_->states->advance(layer, tokens, state);
 }
 
+void ContextBuilder::advance(std::int64_t layer, std::int64_t tokens,
+                             std::shared_ptr<StateMemory> state) {
+  state_->check_usable();
+  state_->states->advance(layer, tokens, std::move(state));
+}
+
+std::shared_ptr<const StateMemory> ContextBuilder::state_memory(std::int64_t layer) const {
+  return state_->states->state(layer).memory();
+}
+
+std::shared_ptr<StateMemory> ContextBuilder::spare_state(std::int64_t layer) {
+  return state_->states->take_spare(layer);
+}
+
 std::span<const float> ContextBuilder::state(std::int64_t layer) const {
   state_->check_usable();
   return state_->states->values(layer);

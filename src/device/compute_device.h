@@ -31,6 +31,7 @@
 #include "src/device/device_sizes.h"
 #include "src/device/gated_delta.h"
 #include "src/device/phase_clock.h"
+#include "src/store/state_memory.h"
 #include "topkv/device.h"
 #include "topkv/types.h"
 
@@ -121,6 +122,9 @@ class ComputeDevice : public DeviceSizes {
   /// Allocates memory of the device. what: its name in the account of memory, such as "weights".
   /// Throws OutOfMemory.
   virtual Buffer allocate(std::int64_t bytes, std::string_view what) = 0;
+  /// Makes memory for a recurrent state of `size` values; the device outlives it. Throws
+  /// OutOfMemory.
+  virtual std::shared_ptr<StateMemory> make_state(std::int64_t size) = 0;
   /// Copies host memory to the device. The host memory may be changed on return.
   virtual void copy_in(const void* host, std::int64_t bytes, std::byte* to) = 0;
   /// Copies device memory to the host. Waits for all earlier work and for the copy.

@@ -288,20 +288,38 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
 }
 
 void Session::advance(std::int64_t layer, std::int64_t tokens, std::span<const float> state) {
-  State& s = *state_;
-  s.core.check_usable();
-  const LayerStates& own = *s.core.own;
-  own.values(layer);  // checks the layer
+  state_->check_advance(layer, tokens);
+  state_->core.own->advance(layer, tokens, state);
+}
+
+void Session::advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state) {
+  state_->check_advance(layer, tokens);
+  state_->core.own->advance(layer, tokens, std::move(state));
+}
+
+std::shared_ptr<const StateMemory> Session::state_memory(std::int64_t layer) const {
+  const SessionCore& core = state_->core;
+  std::shared_ptr<const StateMemory> own = core.own->state(layer).memory();
+  return own == nullptr ? core.context->state_memory(layer) : own;
+}
+
+std::shared_ptr<StateMemory> Session::spare_state(std::int64_t layer) {
+  return state_->core.own->take_spare(layer);
+}
+
+void Session::State::check_advance(std::int64_t layer, std::int64_t tokens) const {
+  core.check_usable();
+  const LayerStates& own = *core.own;
+  own.check_recurrent(layer);
   // It goes ahead of the layers of attention, or follows them.
-  const std::int64_t first = own.tokens(s.core.shape.first_attention());
+  const std::int64_t first = own.tokens(core.shape.first_attention());
   if (own.tokens(layer) > first ||
       (own.tokens(layer) < first && own.tokens(layer) + tokens > first)) {
     throw InvalidArgument(
         fmt::format("advance: layer {} holds {} tokens of the session and gets {} more, while "
                     "layer {} holds {}; give each layer the same tokens",
-                    layer, own.tokens(layer), tokens, s.core.shape.first_attention(), first));
+                    layer, own.tokens(layer), tokens, core.shape.first_attention(), first));
   }
-  s.core.own->advance(layer, tokens, state);
 }
 
 std::span<const float> Session::state(std::int64_t layer) const {

@@ -46,6 +46,8 @@ struct Session::State {
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
   /// Throws InvalidArgument when layers hold different numbers of tokens. what: the call.
   void check_between_steps(std::string_view what) const;
+  /// Session::advance's.
+  void check_advance(std::int64_t layer, std::int64_t tokens) const;
   /// Keeps the first `count` own tokens of a layer and forgets all later ones.
   void roll_back(std::int64_t layer, std::int64_t count);
   /// Before a step of the first layer of attention: makes codes of own rows, if there are enough.

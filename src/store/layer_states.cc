@@ -3,27 +3,79 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "src/core/math/convert.h"
 #include "topkv/error.h"
 
 namespace topkv {
 
-void RecurrentState::advance(std::int64_t tokens, std::span<const float> values) {
-  const std::int64_t now = this->tokens() + tokens;
-  // The memory of the step before the last one serves again.
-  Point next;
-  if (points_.size() >= 2 && !points_[points_.size() - 2].kept) {
-    next = std::move(points_[points_.size() - 2]);
-    points_.erase(points_.end() - 2);
+void HostState::read(std::span<float> values) const {
+  std::copy(values_.begin(), values_.end(), values.begin());
+}
+
+RecurrentState::RecurrentState(const RecurrentState& other)
+    : size_(other.size_), points_(other.points_), tokens_(other.tokens()) {}
+
+RecurrentState& RecurrentState::operator=(const RecurrentState& other) {
+  size_ = other.size_;
+  points_ = other.points_;
+  spare_.reset();
+  count_tokens();
+  return *this;
+}
+
+HostState& RecurrentState::on_host(Point& point) const {
+  if (!point.memory->on_host()) {
+    auto host = std::make_shared<HostState>(size_);
+    point.memory->read(host->values());
+    point.memory = std::move(host);
   }
-  next.tokens = now;
-  next.values.assign(values.begin(), values.end());
-  points_.push_back(std::move(next));
+  return static_cast<HostState&>(*point.memory);
+}
+
+std::span<const float> RecurrentState::values() const {
+  if (points_.empty()) return {};
+  return on_host(points_.back()).values();
+}
+
+void RecurrentState::spare(std::shared_ptr<StateMemory> memory) {
+  if (memory.use_count() == 1) spare_ = std::move(memory);
+}
+
+void RecurrentState::advance(std::int64_t tokens, std::shared_ptr<StateMemory> memory) {
+  points_.reserve(points_.size() + 1);
+  if (points_.size() >= 2) {
+    const auto before = points_.end() - 2;
+    if (before->kept) {
+      std::shared_ptr<StateMemory> old = before->memory;
+      on_host(*before);
+      if (old != before->memory) spare(std::move(old));
+    } else {
+      spare(std::move(before->memory));
+      points_.erase(before);
+    }
+  }
+  points_.push_back({this->tokens() + tokens, false, std::move(memory)});
+  count_tokens();
 }
 
 void RecurrentState::snapshot() {
-  if (!points_.empty()) points_.back().kept = true;
+  if (points_.empty()) return;
+  points_.back().kept = true;
+  if (std::ranges::count_if(points_, &Point::kept) <= most_snapshots) return;
+  const double now = static_cast<double>(tokens());
+  std::size_t least = 0;
+  double least_share = std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i + 2 < points_.size(); ++i) {
+    const auto before = static_cast<double>(i == 0 ? 0 : points_[i - 1].tokens);
+    const double share = (static_cast<double>(points_[i + 1].tokens) - before) / (now - before);
+    if (share < least_share) {
+      least_share = share;
+      least = i;
+    }
+  }
+  points_.erase(points_.begin() + static_cast<std::ptrdiff_t>(least));
 }
 
 std::int64_t RecurrentState::reachable(std::int64_t tokens) const {
@@ -35,11 +87,14 @@ std::int64_t RecurrentState::reachable(std::int64_t tokens) const {
 
 void RecurrentState::truncate(std::int64_t tokens) {
   std::erase_if(points_, [tokens](const Point& point) { return point.tokens > tokens; });
+  count_tokens();
 }
 
 void RecurrentState::forget_step() {
   const std::int64_t last = tokens();
   std::erase_if(points_, [last](const Point& point) { return !point.kept && point.tokens < last; });
+  spare_.reset();
+  for (Point& point : points_) on_host(point);
 }
 
 std::int64_t RecurrentState::bytes() const {
@@ -61,21 +116,26 @@ void RecurrentState::fields(std::int64_t tokens, Archive& archive) {
       if (all[i] <= before)
         archive.check(false, fmt::format("state {} stands for {} tokens; expected more than {}", i,
                                          all[i], before));
-      points_.push_back({all[i], true});
+      points_.push_back({all[i], true, std::make_shared<HostState>(0)});
     }
+    count_tokens();
   }
-  for (Point& point : points_) archive.elements(point.values, size_);
+  for (Point& point : points_) archive.elements(on_host(point).values(), size_);
 }
 
 std::span<const float> LayerStates::values(std::int64_t layer) const {
-  if (layer >= 0 && layer < std::ssize(states_) && state(layer).size() > 0)
-    return state(layer).values();
+  check_recurrent(layer);
+  return state(layer).values();
+}
+
+void LayerStates::check_recurrent(std::int64_t layer) const {
+  if (layer >= 0 && layer < std::ssize(states_) && state(layer).size() > 0) return;
   throw InvalidArgument(fmt::format(
       "layer {} has no recurrent state; expected a layer that has a state_size", layer));
 }
 
 void LayerStates::advance(std::int64_t layer, std::int64_t tokens, std::span<const float> values) {
-  this->values(layer);  // checks the layer
+  check_recurrent(layer);
   const std::int64_t size = state(layer).size();
   if (std::ssize(values) != size || tokens < 1) {
     throw InvalidArgument(
@@ -88,13 +148,26 @@ void LayerStates::advance(std::int64_t layer, std::int64_t tokens, std::span<con
         fmt::format("advance: value {} of the state of layer {} is {}; values must be finite", bad,
                     layer, values[static_cast<std::size_t>(bad)]));
   }
-  if (tokens > rows_.capacity() - this->tokens(layer)) {
-    throw InvalidArgument(
-        fmt::format("advance: layer {} holds {} tokens and gets {} more, with room for {}: give a "
-                    "larger capacity",
-                    layer, this->tokens(layer), tokens, rows_.capacity()));
-  }
-  states_[static_cast<std::size_t>(layer)].advance(tokens, values);
+  RecurrentState& own = states_[static_cast<std::size_t>(layer)];
+  check_room(layer, tokens);
+  std::shared_ptr<StateMemory> memory = own.take_spare();
+  if (memory == nullptr || !memory->on_host()) memory = std::make_shared<HostState>(size);
+  std::copy(values.begin(), values.end(), memory->data());
+  own.advance(tokens, std::move(memory));
+}
+
+void LayerStates::advance(std::int64_t layer, std::int64_t tokens,
+                          std::shared_ptr<StateMemory> memory) {
+  check_room(layer, tokens);
+  states_[static_cast<std::size_t>(layer)].advance(tokens, std::move(memory));
+}
+
+void LayerStates::check_room(std::int64_t layer, std::int64_t tokens) const {
+  if (tokens <= rows_.capacity() - this->tokens(layer)) return;
+  throw InvalidArgument(
+      fmt::format("advance: layer {} holds {} tokens and gets {} more, with room for {}: give a "
+                  "larger capacity",
+                  layer, this->tokens(layer), tokens, rows_.capacity()));
 }
 
 void LayerStates::follow(std::int64_t row_layer) {

@@ -13,42 +13,55 @@
 // Threads: as RowStore; a recurrent state is for the thread that appends alone, until it is frozen.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "src/core/format/archive.h"
 #include "src/store/row_store.h"
+#include "src/store/state_memory.h"
 #include "topkv/types.h"
 
 namespace topkv {
 
 /// The recurrent state of one layer, after its last token and after some earlier ones: each
 /// snapshot, and the token before the last step, so that one step can always be taken back.
+///
+/// Copies share the memory of states. Threads: `tokens` may be called while another thread appends.
 class RecurrentState {
  public:
   /// size: the number of values.
   explicit RecurrentState(std::int64_t size) : size_(size) {}
+  RecurrentState(const RecurrentState& other);
+  RecurrentState& operator=(const RecurrentState& other);
 
   std::int64_t size() const { return size_; }
   /// Returns the number of tokens that the state stands for.
-  std::int64_t tokens() const { return points_.empty() ? 0 : points_.back().tokens; }
-  /// Returns the state after the last token. Empty: there was no token.
-  std::span<const float> values() const {
-    return points_.empty() ? std::span<const float>() : points_.back().values;
+  std::int64_t tokens() const { return tokens_.load(std::memory_order_relaxed); }
+  /// Returns the state after the last token. Null: there was no token.
+  std::shared_ptr<const StateMemory> memory() const {
+    return points_.empty() ? nullptr : points_.back().memory;
   }
+  /// Returns the same in host memory, to which it goes. Empty: there was no token.
+  std::span<const float> values() const;
 
-  /// The layer has read `tokens` more tokens, and its state is `values` now. Allocates nothing from
-  /// the third step on, unless a snapshot was made. REQUIRES: values of this size, tokens >= 1.
-  void advance(std::int64_t tokens, std::span<const float> values);
-  /// Keeps the present state, so that the layer can come back to it.
+  /// Returns memory that no state needs any longer, if there is some.
+  std::shared_ptr<StateMemory> take_spare() { return std::move(spare_); }
+  /// The layer has read `tokens` more tokens, and this is its state now. A snapshot that is no
+  /// longer the last state goes to host memory. REQUIRES: memory of this size, tokens >= 1.
+  void advance(std::int64_t tokens, std::shared_ptr<StateMemory> memory);
+  /// Keeps the present state, so that the layer can come back to it. Beyond most_snapshots, the one
+  /// goes whose loss costs least: what lies between its neighbours, as a share of how far back that
+  /// is.
   void snapshot();
   /// Returns the most tokens, at most `tokens`, whose state is there; 0 is always there.
   std::int64_t reachable(std::int64_t tokens) const;
   /// Goes back. REQUIRES: reachable(tokens) is tokens.
   void truncate(std::int64_t tokens);
-  /// Forgets the token before the last step.
+  /// Forgets the token before the last step, and brings the last state to host memory.
   void forget_step();
 
   /// Returns the bytes of all states.
@@ -57,15 +70,25 @@ class RecurrentState {
   /// tokens. Read states are snapshots. REQUIRES for reading: there is no token.
   void fields(std::int64_t tokens, Archive& archive);
 
+  static constexpr std::int64_t most_snapshots = 16;
+
  private:
   struct Point {
     std::int64_t tokens = 0;
     bool kept = false;  // a snapshot
-    std::vector<float> values = {};
+    std::shared_ptr<StateMemory> memory = {};
   };
 
+  /// Returns the values of a point, which then is in host memory.
+  HostState& on_host(Point& point) const;
+  /// Keeps the memory of a point that goes, unless others have it.
+  void spare(std::shared_ptr<StateMemory> memory);
+  void count_tokens() { tokens_ = points_.empty() ? 0 : points_.back().tokens; }
+
   std::int64_t size_;
-  std::vector<Point> points_;  // ascending tokens
+  mutable std::vector<Point> points_;  // ascending tokens; mutable: values() moves one
+  std::shared_ptr<StateMemory> spare_;
+  std::atomic<std::int64_t> tokens_ = 0;
 };
 
 class LayerStates {
@@ -85,6 +108,8 @@ class LayerStates {
     return states_[static_cast<std::size_t>(layer)];
   }
 
+  /// Throws InvalidArgument for a layer without a recurrent state.
+  void check_recurrent(std::int64_t layer) const;
   /// Returns the number of tokens that a layer has.
   std::int64_t tokens(std::int64_t layer) const {
     return state(layer).size() > 0 ? state(layer).tokens() : rows_.size(layer);
@@ -96,6 +121,12 @@ class LayerStates {
   /// InvalidArgument, and leaves the layer as it was, for a layer of attention, a state of another
   /// size, a value that is not finite, and tokens beyond the capacity.
   void advance(std::int64_t layer, std::int64_t tokens, std::span<const float> values);
+  /// Likewise, with a state that is taken as it is: values that are not finite are found by what
+  /// reads them. REQUIRES: memory of the layer's size.
+  void advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> memory);
+  std::shared_ptr<StateMemory> take_spare(std::int64_t layer) {
+    return states_[static_cast<std::size_t>(layer)].take_spare();
+  }
   /// Lets the layers that attend the rows of a layer have all tokens of that layer.
   void follow(std::int64_t row_layer);
   /// Makes snapshots of all recurrent states.
@@ -119,6 +150,9 @@ class LayerStates {
   }
 
  private:
+  /// Throws InvalidArgument for tokens beyond the capacity.
+  void check_room(std::int64_t layer, std::int64_t tokens) const;
+
   RowStore rows_;
   std::vector<RecurrentState> states_;  // per layer
 };

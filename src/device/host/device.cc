@@ -48,6 +48,9 @@ class HostDevice final : public ComputeDevice {
               ::operator delete (memory, std::align_val_t{256});
             }};
   }
+  std::shared_ptr<StateMemory> make_state(std::int64_t size) override {
+    return std::make_shared<HostState>(size);
+  }
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) override {
     std::memcpy(to, host, static_cast<std::size_t>(bytes));
   }

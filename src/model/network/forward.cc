@@ -225,13 +225,21 @@ void Forward::between(std::int64_t l, std::int64_t tokens) {
   const auto work = [&] {
     if (l > 0) {
       const LayerWeights& before = weights_.layers[static_cast<std::size_t>(l - 1)];
-      if (before.delta.empty()) attention_output(before, tokens);
+      if (before.delta.empty()) {
+        attention_output(before, tokens);
+      } else if (tokens <= delta_tokens) {
+        delta_output(before, 0, tokens);
+      }
       mlp(before, tokens);
     }
     if (l == config_.attention.layers) return norm(weights_.final_norm, tokens);
     const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
     read_residual(w.input_norm, tokens);
-    if (w.delta.empty()) queries_keys_values(l, tokens);
+    if (w.delta.empty()) {
+      queries_keys_values(l, tokens);
+    } else if (tokens <= delta_tokens) {
+      delta_inputs(w.delta, 0, tokens);
+    }
   };
   if (tokens > 1 || !device_->replays()) {
     work();
@@ -302,68 +310,77 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
   add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
 }
 
+void Forward::delta_inputs(const DeltaWeights& w, std::int64_t first, std::int64_t count) {
+  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
+  project({{w.qkv, nullptr, a_.delta_qkv},
+           {w.z, nullptr, a_.delta_z},
+           {w.gate, nullptr, a_.delta_gate},
+           {w.time, nullptr, a_.delta_time}},
+          a_.hidden + first * row, count);
+}
+
+void Forward::delta_output(const LayerWeights& w, std::int64_t first, std::int64_t count) {
+  const GatedDeltaNet& net = config_.delta;
+  begin(Phase::other);
+  device_->gated_norm(a_.delta_out, a_.delta_z, w.delta.norm.data, count * net.value_heads,
+                      net.value_dim, static_cast<float>(config_.rms_norm_eps), a_.delta_heads);
+  add_to_residual(w.delta.out, {}, w.attention_norm, a_.delta_heads, count,
+                  a_.x + first * config_.hidden_size);
+}
+
+const float* Forward::state_here(const StateMemory* state) {
+  if (state == nullptr) return nullptr;
+  if (state->on_host() != device_->is_cuda()) return state->data();
+  device_->copy_in(state->data(), config_.delta.state_size() * bytes_of(DType::f32),
+                   reinterpret_cast<std::byte*>(a_.delta_states[0]));
+  return a_.delta_states[0];
+}
+
 void Forward::delta(std::int64_t l, std::int64_t tokens, std::int64_t texts,
                     const TextLayers& layers) {
-  const LayerWeights& layer = weights_.layers[static_cast<std::size_t>(l)];
-  const DeltaWeights& w = layer.delta;
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   const GatedDeltaNet& net = config_.delta;
-  const std::int64_t operand = bytes_of(device_->operand_dtype());
+  const bool in_pieces = tokens > delta_tokens;
   const std::int64_t of_text = tokens / texts;
+  std::shared_ptr<const StateMemory> before;
+  std::shared_ptr<StateMemory> after;
   const float* state = nullptr;
   for (std::int64_t first = 0; first < tokens; first += delta_tokens) {
     check_stop();
     const std::int64_t count = std::min(delta_tokens, tokens - first);
-    project({{w.qkv, nullptr, a_.delta_qkv},
-             {w.z, nullptr, a_.delta_z},
-             {w.gate, nullptr, a_.delta_gate},
-             {w.time, nullptr, a_.delta_time}},
-            a_.hidden + first * config_.hidden_size * operand, count);
+    if (in_pieces) delta_inputs(w.delta, first, count);
     begin(Phase::attention);
     for (std::int64_t at = 0; at < count;) {
       const std::int64_t text = (first + at) / of_text;
-      const std::int64_t run = std::min(count - at, (text + 1) * of_text - first - at);
-      if (first + at == text * of_text) state = delta_state(layers, text, l);
-      float* const next = a_.delta_states[state == a_.delta_states[0] ? 1 : 0];
+      const std::int64_t end = (text + 1) * of_text;
+      const std::int64_t run = std::min(count - at, end - first - at);
+      if (first + at == text * of_text) {
+        before = layers.state(text, l);
+        state = state_here(before.get());
+        after = layers.spare(text, l);
+        if (after == nullptr || after->on_host() == device_->is_cuda())
+          after = device_->make_state(net.state_size());
+      }
+      const bool last = first + at + run == end;
+      float* const next =
+          last ? after->data() : a_.delta_states[state == a_.delta_states[0] ? 1 : 0];
       device_->gated_delta(net, {.tokens = run,
                                  .qkv = a_.delta_qkv + at * net.qkv_width(),
                                  .gate = a_.delta_gate + at * net.value_heads,
                                  .time = a_.delta_time + at * net.value_heads,
-                                 .kernel = w.kernel.data,
-                                 .fading = w.fading.data,
-                                 .time_bias = w.time_bias.data,
+                                 .kernel = w.delta.kernel.data,
+                                 .fading = w.delta.fading.data,
+                                 .time_bias = w.delta.time_bias.data,
                                  .state = state,
                                  .next_state = next,
                                  .room = a_.delta_room,
                                  .out = a_.delta_out + at * net.value_width()});
       state = next;
       at += run;
-      if (first + at == (text + 1) * of_text) keep_delta_state(layers, text, l, of_text, state);
+      if (last) layers.advance(text, l, of_text, std::move(after));
     }
-    begin(Phase::other);
-    device_->gated_norm(a_.delta_out, a_.delta_z, w.norm.data, count * net.value_heads,
-                        net.value_dim, static_cast<float>(config_.rms_norm_eps), a_.delta_heads);
-    add_to_residual(w.out, {}, layer.attention_norm, a_.delta_heads, count,
-                    a_.x + first * config_.hidden_size);
+    if (in_pieces) delta_output(w, first, count);
   }
-}
-
-const float* Forward::delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l) {
-  const std::span<const float> state = layers.state(text, l);
-  if (state.empty()) return nullptr;
-  if (!device_->is_cuda()) return state.data();
-  device_->copy_in(state.data(), std::ssize(state) * bytes_of(DType::f32),
-                   reinterpret_cast<std::byte*>(a_.delta_states[0]));
-  return a_.delta_states[0];
-}
-
-void Forward::keep_delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l,
-                               std::int64_t tokens, const float* state) {
-  const auto size = static_cast<std::size_t>(config_.delta.state_size());
-  if (!device_->is_cuda()) return layers.advance(text, l, tokens, {state, size});
-  delta_state_.resize(size);
-  device_->copy_out(reinterpret_cast<const std::byte*>(state),
-                    std::ssize(delta_state_) * bytes_of(DType::f32), delta_state_.data());
-  layers.advance(text, l, tokens, delta_state_);
 }
 
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {

@@ -71,7 +71,7 @@ class Forward {
     float *q_gated, *output_gate;  // with output gates: of q's projection, and q's gates
     // Of Gated DeltaNet layers, for some tokens at a time.
     float *delta_qkv, *delta_z, *delta_gate, *delta_time, *delta_room, *delta_out;
-    float* delta_states[2];            // of one layer, before and after
+    float* delta_states[2];            // of one layer, between pieces
     std::byte* delta_heads;            // operand
     Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
     Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
@@ -96,12 +96,15 @@ class Forward {
   /// of the network for the first and the last).
   void between(std::int64_t l, std::int64_t tokens);
   void queries_keys_values(std::int64_t l, std::int64_t tokens);
-  /// x += what a Gated DeltaNet layer makes of a_.hidden.
+  /// A Gated DeltaNet layer. Many tokens go through all of it in pieces; of few the projections in
+  /// and out are parts of what lies between layers, which a device may replay.
   void delta(std::int64_t l, std::int64_t tokens, std::int64_t texts, const TextLayers& layers);
-  /// Reads a text's state into the layer's, and gives it back as it is after some tokens.
-  const float* delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l);
-  void keep_delta_state(const TextLayers& layers, std::int64_t text, std::int64_t l,
-                        std::int64_t tokens, const float* state);
+  /// Projects `count` tokens from `first` on, which are in a_.hidden.
+  void delta_inputs(const DeltaWeights& w, std::int64_t first, std::int64_t count);
+  /// x += the layer's output for these tokens.
+  void delta_output(const LayerWeights& w, std::int64_t first, std::int64_t count);
+  /// Returns where the device has a state.
+  const float* state_here(const StateMemory* state);
   /// Writes the angles of positions first and on to where layers find them.
   void place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
   void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
@@ -139,7 +142,6 @@ class Forward {
   RopeTable rope_;
   RopeTable sliding_rope_;
   std::vector<std::int64_t> positions_;  // of a chunk, for angles
-  std::vector<float> delta_state_;       // in host memory, where the device has its own
   std::vector<std::int32_t> experts_;    // chosen by tokens, in host memory
   SortedSlots sorted_;
   std::unique_ptr<PhaseClock> clock_;

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
+#include <utility>
 
+#include "src/store/state_memory.h"
 #include "topkv/context.h"
 #include "topkv/session.h"
 
@@ -15,38 +18,47 @@ namespace topkv {
 struct TextLayers {
   /// Attends the tokens of all texts in one layer.
   std::function<void(const AttentionStep& step)> attend;
-  /// Returns the recurrent state of a layer; no value: the text has no token yet.
-  std::function<std::span<const float>(std::int64_t text, std::int64_t layer)> state;
+  /// Returns the recurrent state of a layer. Null: the text has no token yet.
+  std::function<std::shared_ptr<const StateMemory>(std::int64_t text, std::int64_t layer)> state;
+  /// Returns memory that may have the layer's next state. Null: it is to be made.
+  std::function<std::shared_ptr<StateMemory>(std::int64_t text, std::int64_t layer)> spare;
   /// Gives a layer with a recurrent state its next tokens: the state after them.
   std::function<void(std::int64_t text, std::int64_t layer, std::int64_t tokens,
-                     std::span<const float> state)>
+                     std::shared_ptr<StateMemory> state)>
       advance;
 
-  /// The text that a builder or a session has; it outlives this.
+  /// The text of a builder or a session, which outlives this.
   template <class Text>
   static TextLayers of(Text& text) {
-    return {
-        .attend = [&text](const AttentionStep& step) { text.attend(step); },
-        .state = [&text](std::int64_t, std::int64_t layer) { return text.state(layer); },
-        .advance = [&text](std::int64_t, std::int64_t layer, std::int64_t tokens,
-                           std::span<const float> state) { text.advance(layer, tokens, state); }};
+    return of([&text](const AttentionStep& step) { text.attend(step); },
+              [&text](std::int64_t) -> Text& { return text; });
   }
-  /// The texts of sessions that are stepped together; both outlive this.
+  /// The texts of sessions that are stepped together. Both outlive this.
   static TextLayers of(std::span<Session* const> sessions) {
-    const auto one = [sessions](std::int64_t text) -> Session& {
-      return *sessions[static_cast<std::size_t>(text)];
-    };
-    return {
-        .attend =
-            [sessions](const AttentionStep& step) {
-              AttentionStep of_each = step;
-              of_each.tokens = 1;
-              Session::attend_together(sessions, of_each);
-            },
-        .state = [one](std::int64_t text, std::int64_t layer) { return one(text).state(layer); },
-        .advance = [one](
-                       std::int64_t text, std::int64_t layer, std::int64_t tokens,
-                       std::span<const float> state) { one(text).advance(layer, tokens, state); }};
+    return of(
+        [sessions](const AttentionStep& step) {
+          AttentionStep of_each = step;
+          of_each.tokens = 1;
+          Session::attend_together(sessions, of_each);
+        },
+        [sessions](std::int64_t text) -> Session& {
+          return *sessions[static_cast<std::size_t>(text)];
+        });
+  }
+
+ private:
+  template <class Attend, class Text>
+  static TextLayers of(const Attend& attend, const Text& text) {
+    return {.attend = attend,
+            .state = [text](std::int64_t number,
+                            std::int64_t layer) { return text(number).state_memory(layer); },
+            .spare = [text](std::int64_t number,
+                            std::int64_t layer) { return text(number).spare_state(layer); },
+            .advance =
+                [text](std::int64_t number, std::int64_t layer, std::int64_t tokens,
+                       std::shared_ptr<StateMemory> state) {
+                  text(number).advance(layer, tokens, std::move(state));
+                }};
   }
 };
 
