@@ -301,8 +301,9 @@ class ContextBuilder {
   /// The view is valid until the builder gets or forgets tokens. Throws InvalidArgument for a layer
   /// without a recurrent state.
   std::span<const float> state(std::int64_t layer) const;
-  /// Keeps the present recurrent states, so that truncate() can come back to this token. Each
-  /// snapshot takes the memory of all states. Throws InvalidArgument when layers hold different
+  /// Keeps the present recurrent states in host memory, so that truncate() can come back to this
+  /// token. Each snapshot takes the memory of all states, and 16 are kept at most, as of
+  /// Session::snapshot. Throws InvalidArgument when layers hold different
   /// numbers of tokens.
   void snapshot();
   /// Returns the most tokens, at most `tokens`, that truncate() can keep. Layers that attend all

@@ -262,6 +262,9 @@ struct SessionStats {
   /// Host memory of the codes of own tokens. It includes codes of tokens that were forgotten, until
   /// the codes are made anew.
   std::int64_t coded_bytes = 0;
+  /// Memory of the recurrent states that the session keeps of its own tokens: the last ones, and
+  /// snapshots. Forks share it until they go on.
+  std::int64_t states_bytes = 0;
   /// Memory of a CUDA device that codes or key summaries take. The context's part is there once for
   /// all sessions over it.
   std::int64_t device_index_bytes = 0;
@@ -440,9 +443,11 @@ class Session {
   /// the layer gets own tokens. No value: there is no token at all. The view is valid until the
   /// session gets or forgets tokens. Throws InvalidArgument for a layer without a recurrent state.
   std::span<const float> state(std::int64_t layer) const;
-  /// Keeps the present recurrent states, so that truncate() can come back to this token. Each
-  /// snapshot takes the memory of all states. Forks and own_rows() keep snapshots too. Throws
-  /// InvalidArgument when it is called during a step.
+  /// Keeps the present recurrent states in host memory, so that truncate() can come back to this
+  /// token. Each snapshot takes the memory of all states. A session keeps 16 at most, and forgets
+  /// the one whose loss costs least: snapshots lie closer together towards the end of the text.
+  /// Forks and own_rows() keep snapshots too. Throws InvalidArgument when it is called during a
+  /// step.
   void snapshot();
   /// Returns the most own tokens, at most `own_tokens`, that truncate() can keep. Rows that the
   /// session was given can go back to any token. Recurrent states can go back to a snapshot, to the

@@ -290,11 +290,13 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
 void Session::advance(std::int64_t layer, std::int64_t tokens, std::span<const float> state) {
   state_->check_advance(layer, tokens);
   state_->core.own->advance(layer, tokens, state);
+  state_->count_states();
 }
 
 void Session::advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state) {
   state_->check_advance(layer, tokens);
   state_->core.own->advance(layer, tokens, std::move(state));
+  state_->count_states();
 }
 
 std::shared_ptr<const StateMemory> Session::state_memory(std::int64_t layer) const {
@@ -331,6 +333,7 @@ std::span<const float> Session::state(std::int64_t layer) const {
 void Session::snapshot() {
   state_->check_between_steps("snapshot");
   state_->core.own->snapshot();
+  state_->count_states();
 }
 
 std::int64_t Session::reachable(std::int64_t own_tokens) const {

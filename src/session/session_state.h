@@ -46,6 +46,7 @@ struct Session::State {
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
   /// Throws InvalidArgument when layers hold different numbers of tokens. what: the call.
   void check_between_steps(std::string_view what) const;
+  void count_states() { core.stats.states_bytes = core.own->state_bytes(); }
   /// Session::advance's.
   void check_advance(std::int64_t layer, std::int64_t tokens) const;
   /// Keeps the first `count` own tokens of a layer and forgets all later ones.

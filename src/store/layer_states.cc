@@ -39,20 +39,12 @@ std::span<const float> RecurrentState::values() const {
   return on_host(points_.back()).values();
 }
 
-void RecurrentState::spare(std::shared_ptr<StateMemory> memory) {
-  if (memory.use_count() == 1) spare_ = std::move(memory);
-}
-
 void RecurrentState::advance(std::int64_t tokens, std::shared_ptr<StateMemory> memory) {
   points_.reserve(points_.size() + 1);
   if (points_.size() >= 2) {
     const auto before = points_.end() - 2;
-    if (before->kept) {
-      std::shared_ptr<StateMemory> old = before->memory;
-      on_host(*before);
-      if (old != before->memory) spare(std::move(old));
-    } else {
-      spare(std::move(before->memory));
+    if (!before->kept) {
+      if (before->memory.use_count() == 1) spare_ = std::move(before->memory);
       points_.erase(before);
     }
   }
@@ -62,6 +54,8 @@ void RecurrentState::advance(std::int64_t tokens, std::shared_ptr<StateMemory> m
 
 void RecurrentState::snapshot() {
   if (points_.empty()) return;
+  for (Point& point : points_) on_host(point);
+  spare_.reset();
   points_.back().kept = true;
   if (std::ranges::count_if(points_, &Point::kept) <= most_snapshots) return;
   const double now = static_cast<double>(tokens());

@@ -50,12 +50,12 @@ class RecurrentState {
 
   /// Returns memory that no state needs any longer, if there is some.
   std::shared_ptr<StateMemory> take_spare() { return std::move(spare_); }
-  /// The layer has read `tokens` more tokens, and this is its state now. A snapshot that is no
-  /// longer the last state goes to host memory. REQUIRES: memory of this size, tokens >= 1.
+  /// The layer has read `tokens` more tokens, and this is its state now. REQUIRES: memory of this
+  /// size, tokens >= 1.
   void advance(std::int64_t tokens, std::shared_ptr<StateMemory> memory);
-  /// Keeps the present state, so that the layer can come back to it. Beyond most_snapshots, the one
-  /// goes whose loss costs least: what lies between its neighbours, as a share of how far back that
-  /// is.
+  /// Keeps the present state, so that the layer can come back to it. All states go to host memory.
+  /// Beyond most_snapshots, the one goes whose loss costs least: what lies between its neighbours,
+  /// as a share of how far back that is.
   void snapshot();
   /// Returns the most tokens, at most `tokens`, whose state is there; 0 is always there.
   std::int64_t reachable(std::int64_t tokens) const;
@@ -81,13 +81,11 @@ class RecurrentState {
 
   /// Returns the values of a point, which then is in host memory.
   HostState& on_host(Point& point) const;
-  /// Keeps the memory of a point that goes, unless others have it.
-  void spare(std::shared_ptr<StateMemory> memory);
   void count_tokens() { tokens_ = points_.empty() ? 0 : points_.back().tokens; }
 
   std::int64_t size_;
-  mutable std::vector<Point> points_;  // ascending tokens; mutable: values() moves one
-  std::shared_ptr<StateMemory> spare_;
+  mutable std::vector<Point> points_;   // ascending tokens; mutable: values() moves one
+  std::shared_ptr<StateMemory> spare_;  // of a point that is gone, and of no other text
   std::atomic<std::int64_t> tokens_ = 0;
 };
 

@@ -71,12 +71,16 @@ class Chat {
   bool ask(const std::string& question) {
     const std::vector<Token> asked = conversation_.ask(question);
     std::size_t same = std::min(common_tokens(held_, asked), asked.size() - 1);
-    const auto frozen = static_cast<std::size_t>(session_->context().tokens());
+    auto frozen = static_cast<std::size_t>(session_->context().tokens());
     if (same < frozen) {
       read_again(asked, frozen);
       same = held_.size();
+      frozen = same;
     }
-    session_->truncate(static_cast<std::int64_t>(same) - session_->context().tokens());
+    // A recurrent state goes back to a snapshot.
+    same = frozen +
+           static_cast<std::size_t>(session_->reachable(static_cast<std::int64_t>(same - frozen)));
+    session_->truncate(static_cast<std::int64_t>(same - frozen));
     const std::span<const Token> prompt = std::span(asked).subspan(same);
     const std::int64_t room =
         flags_.room - session_->own_tokens() - static_cast<std::int64_t>(prompt.size());

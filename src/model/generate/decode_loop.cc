@@ -18,6 +18,7 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t most_logprobs = 20;
+constexpr std::size_t prompt_end = 16;  // tokens
 
 }  // namespace
 
@@ -217,13 +218,21 @@ void DecodeLoop::read_by_turns(bool reads) {
   if (next != nullptr) read_chunk(*next);
 }
 
+/// Tokens of a prompt that are read next. The end of a prompt, where templates put what the next
+/// turn leaves out, is read by itself: a recurrent state can come back to its beginning.
+std::size_t DecodeLoop::piece_of(std::size_t left) const {
+  const std::size_t most = std::min(left, static_cast<std::size_t>(session_chunk));
+  if (model_.config.attention.state_size.empty() || most < left || left <= prompt_end) return most;
+  return left - prompt_end;
+}
+
 void DecodeLoop::read_chunk(ActiveAnswer& member) {
   ActiveAnswer* const one = &member;
   watching({&one, 1}, [&] {
     if (one->read == 0) model_.check_reach(one->length);
     const Stopwatch reading;
     const std::span<const Token> left = std::span<const Token>(one->prompt).subspan(one->read);
-    const auto piece = left.first(std::min(left.size(), static_cast<std::size_t>(session_chunk)));
+    const auto piece = left.first(piece_of(left.size()));
     Forward& forward = **lease_;
     one->reading.chunk(std::ssize(piece), [&] {
       model_.blaming_weights([&] {
@@ -234,6 +243,7 @@ void DecodeLoop::read_chunk(ActiveAnswer& member) {
     });
     one->tell_prompt_logprobs(one->read);
     one->read += piece.size();
+    if (left.size() - piece.size() <= prompt_end) one->session->snapshot();
     one->result.prompt_seconds += reading.seconds();
     if (piece.size() == left.size()) one->stage = ActiveAnswer::Stage::chosen;
   });

@@ -109,6 +109,7 @@ class DecodeLoop {
   ForwardTimes times() const;
 
  private:
+  std::size_t piece_of(std::size_t left) const;
   void read_chunk(ActiveAnswer& one);
   /// Feeds the last tokens of some and chooses what follows.
   bool step_with_room();

@@ -84,6 +84,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
       impl_->blaming_weights([&] {
         forward.run(chunk_tokens, begin, total, text);
         if (begin + count == total) builder.synchronize();
+        builder.snapshot();
       });
     });
   }

@@ -19,9 +19,10 @@ void KeptSessions::take_out(std::list<Entry>::iterator entry, std::list<Entry>& 
 }
 
 void KeptSessions::keep(KeptSession kept) {
+  kept.session.snapshot();  // where the next turn may come back to; no device has its states then
   const SessionStats& stats = kept.session.stats();
   const std::int64_t bytes =
-      kept.most_tokens * row_bytes(kept.session.context()) + stats.coded_bytes;
+      kept.most_tokens * row_bytes(kept.session.context()) + stats.coded_bytes + stats.states_bytes;
   if (bytes > most_bytes_) return;
   const std::int64_t coded = stats.coded_tokens;
   std::list<Entry> last, gone;  // gone: ends when the mutex is free again
@@ -42,7 +43,9 @@ std::optional<KeptSessions::Found> KeptSessions::take(
   for (auto one = kept_.begin(); one != kept_.end(); ++one) {
     const KeptSession& kept = one->kept;
     if (kept.context.lock() != context || kept.session.options().capacity < capacity) continue;
-    const std::size_t common = common_tokens(kept.tokens, prompt.first(prompt.size() - 1));
+    const std::size_t alike = common_tokens(kept.tokens, prompt.first(prompt.size() - 1));
+    const auto common =
+        static_cast<std::size_t>(kept.session.reachable(static_cast<std::int64_t>(alike)));
     if (common < longest || 2 * common < kept.tokens.size()) continue;
     // Codes of the session's own tokens were learned on all of these: none may be forgotten.
     if (one->coded_tokens > static_cast<std::int64_t>(common)) continue;

@@ -41,7 +41,8 @@ class KeptSessions {
 
   struct Found {
     KeptSession kept;
-    std::int64_t common = 0;  ///< tokens of its own that the prompt begins with
+    /// Tokens of its own that the prompt begins with, and that the session can go back to.
+    std::int64_t common = 0;
   };
   /// Takes out the session whose text has the longest beginning in common with a prompt behind the
   /// context. At least one token of the prompt is left to be read. None is found where the prompt
