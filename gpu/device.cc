@@ -335,6 +335,10 @@ void CudaDevice::sigmoid_multiply(const float* gate, const float* x, std::int64_
   gpu::sigmoid_multiply(gate, x, count, bf16(out), stream_);
 }
 
+void CudaDevice::scale_rows(const float* weights, std::int64_t rows, std::int64_t width, float* x) {
+  gpu::scale_rows(weights, rows, width, x, stream_);
+}
+
 void CudaDevice::route(const float* scores, std::int64_t tokens, const Routing& routing,
                        std::int32_t* ids, float* weights) {
   gpu::route(scores, tokens, routing.experts, routing.k, routing.over_all, ids, weights, stream_);

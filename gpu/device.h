@@ -108,6 +108,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                   float* second) override;
   void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
                         std::byte* out) override;
+  void scale_rows(const float* weights, std::int64_t rows, std::int64_t width, float* x) override;
   void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
              float* weights) override;
   void expert_products(std::span<const ExpertProduct> all, const std::byte* x, std::int64_t sharing,

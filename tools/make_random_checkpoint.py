@@ -13,6 +13,11 @@ import pathlib
 import torch
 from safetensors.torch import save_file
 
+QWEN35 = dict(  # what the shapes of Qwen3.5 have in common; stretched to a million tokens
+    model_type="qwen3_5_text", head_dim=256, vocab_size=248320, rms_norm_eps=1e-6,
+    max_position_embeddings=1048576, full_attention_interval=4, linear_num_key_heads=16,
+    linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
+    rope_parameters=dict(rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25))
 SHAPES = {
     "qwen2.5-3b": dict(
         model_type="qwen2", hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
@@ -55,6 +60,15 @@ SHAPES = {
         rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0,
                           original_max_position_embeddings=4096, truncate=False),
         quantization_config=dict(quant_method="mxfp4")),
+    "qwen3.5-0.8b": dict(QWEN35, hidden_size=1024, intermediate_size=3584, num_hidden_layers=24,
+                         num_attention_heads=8, num_key_value_heads=2, linear_num_value_heads=16,
+                         tie_word_embeddings=True),
+    "qwen3.5-9b": dict(QWEN35, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32,
+                       num_attention_heads=16, num_key_value_heads=4, linear_num_value_heads=32,
+                       tie_word_embeddings=False),
+    "qwen3.5-27b": dict(QWEN35, hidden_size=5120, intermediate_size=17408, num_hidden_layers=64,
+                        num_attention_heads=24, num_key_value_heads=4, linear_num_value_heads=48,
+                        tie_word_embeddings=False),
 }
 SHARD = 4 << 30  # bytes of a file, about
 
@@ -99,12 +113,32 @@ def tensors(config, device):
             yield module + "up_proj.weight", random(width, hidden)
             yield module + "down_proj.weight", random(hidden, width)
 
+    def linear_attention(at):
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        value_heads = config["linear_num_value_heads"]
+        values = value_heads * config["linear_value_head_dim"]
+        kernel = config["linear_conv_kernel_dim"]
+        yield at + "in_proj_qkv.weight", random(2 * keys + values, hidden)
+        yield at + "in_proj_z.weight", random(values, hidden)
+        yield at + "in_proj_b.weight", random(value_heads, hidden)
+        yield at + "in_proj_a.weight", random(value_heads, hidden)
+        yield at + "conv1d.weight", random(2 * keys + values, 1, kernel)
+        yield at + "A_log", random(value_heads)
+        yield at + "dt_bias", random(value_heads)
+        yield at + "norm.weight", ones(config["linear_value_head_dim"])
+        yield at + "out_proj.weight", random(hidden, values)
+
+    hybrid = config["model_type"] == "qwen3_5_text"
     yield "model.embed_tokens.weight", random(config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         yield at + "input_layernorm.weight", ones(hidden)
         yield at + "post_attention_layernorm.weight", ones(hidden)
-        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        if hybrid and (layer + 1) % config["full_attention_interval"] != 0:
+            yield from linear_attention(at + "linear_attn.")
+            yield from mlp_of(at + "mlp.")
+            continue
+        for name, count in (("q", (1 + hybrid) * heads), ("k", kv_heads), ("v", kv_heads)):
             yield at + f"self_attn.{name}_proj.weight", random(count * head, hidden)
             if config["model_type"] in ("qwen2", "gpt_oss"):
                 yield at + f"self_attn.{name}_proj.bias", random(count * head)
@@ -112,7 +146,7 @@ def tensors(config, device):
         if config["model_type"] == "gpt_oss":
             yield at + "self_attn.o_proj.bias", random(hidden)
             yield at + "self_attn.sinks", random(heads)
-        if config["model_type"] == "qwen3_moe":
+        if config["model_type"] in ("qwen3_moe", "qwen3_5_text"):
             yield at + "self_attn.q_norm.weight", ones(head)
             yield at + "self_attn.k_norm.weight", ones(head)
         yield from mlp_of(at + "mlp.")

@@ -152,7 +152,7 @@ def clamped_above(experts):
 def mistakes(model):
     """Name and deed of what can go wrong with experts and sinks."""
     for layer in model.model.layers:
-        if hasattr(layer.self_attn, "sinks"):
+        if hasattr(getattr(layer, "self_attn", None), "sinks"):
             yield "no sinks", lambda x: [layer.self_attn.sinks.data.fill_(-1e9)
                                          for layer in x.model.layers]
             break

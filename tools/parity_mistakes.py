@@ -11,7 +11,7 @@ import parity_experts
 
 def norm_neutral(model):
     """The weight of a norm that changes nothing."""
-    return 0.0 if model.config.model_type.startswith(("gemma", "qwen3_5")) else 1.0
+    return 0.0 if model.config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next")) else 1.0
 
 
 def with_rope(model, change):
@@ -130,8 +130,13 @@ def mistakes_of_recurrences(model):
     yield "no time bias", with_value(["dt_bias"], 0.0)
     yield "gated norm 1", with_value(["linear_attn.norm.weight"], 1.0)
     yield "last token convolved alone", with_convolution_of_last
-    yield "value heads in another order", with_value_heads_turned
+    if model.config.model_type != "qwen3_next":  # there a key head's block has its value heads
+        yield "value heads in another order", with_value_heads_turned
     yield "no output gate", without_output_gate
+    if hasattr(model.config, "shared_expert_intermediate_size"):
+        yield "no shared expert", with_value(["shared_expert.down_proj.weight"], 0.0)
+        yield "shared expert as it is", with_whole_shared_expert
+        yield from parity_experts.mistakes(model)
 
 
 def with_convolution_of_last(model):
@@ -148,10 +153,20 @@ def with_value_heads_turned(model):
     for layer in model.model.layers:
         if hasattr(layer, "linear_attn"):
             part = layer.linear_attn
+            if not hasattr(part, "in_proj_qkv"):
+                continue
             first = 2 * part.key_dim
             for weight in (part.in_proj_qkv.weight, part.conv1d.weight):
                 rows = weight.data[first:]
                 rows.copy_(rows.view(values, -1, *rows.shape[1:])[order].flatten(0, 1))
+
+
+def with_whole_shared_expert(model):
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "shared_expert"):
+            gate = layer.mlp.shared_expert_gate
+            forward = gate.forward
+            gate.forward = lambda x, forward=forward: forward(x) * 0 + 100
 
 
 def without_output_gate(model):

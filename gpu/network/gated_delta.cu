@@ -269,6 +269,14 @@ __global__ void sigmoid_multiply_kernel(const float* gate, const float* x, std::
     store(out + i, x[i] / (1.0F + expf(-gate[i])));
 }
 
+__global__ void scale_rows_kernel(const float* weights, std::int64_t count, std::int64_t width,
+                                  float* x) {
+  await_previous();
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride)
+    x[i] /= 1.0F + expf(-weights[i / width]);
+}
+
 }  // namespace
 
 void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step, cudaStream_t stream) {
@@ -310,6 +318,15 @@ void sigmoid_multiply(const float* gate, const float* x, std::int64_t count, __n
   launch_overlapped(sigmoid_multiply_kernel, blocks_for(count, block), block, 0, stream, gate, x,
                     count, out);
   check_launch("the sigmoid kernel");
+}
+
+void scale_rows(const float* weights, std::int64_t rows, std::int64_t width, float* x,
+                cudaStream_t stream) {
+  const std::int64_t count = rows * width;
+  if (count == 0) return;
+  launch_overlapped(scale_rows_kernel, blocks_for(count, block), block, 0, stream, weights, count,
+                    width, x);
+  check_launch("the kernel that scales rows");
 }
 
 }  // namespace topkv::gpu

@@ -28,4 +28,8 @@ void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float*
 void sigmoid_multiply(const float* gate, const float* x, std::int64_t count, __nv_bfloat16* out,
                       cudaStream_t stream);
 
+/// Computes x[row] /= 1 + exp(-weights[row]). x: [rows, width].
+void scale_rows(const float* weights, std::int64_t rows, std::int64_t width, float* x,
+                cudaStream_t stream);
+
 }  // namespace topkv::gpu

@@ -11,7 +11,8 @@
 // - llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2, gemma3_text: dense
 //   decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
 // - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
-// - qwen3_5: hybrids, whose layers are Gated DeltaNet but for each fourth.
+// - qwen3_5, qwen3_5_moe, qwen3_next: hybrids, whose layers are Gated DeltaNet but for each fourth;
+//   the last two have a mixture of experts.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
 #pragma once
@@ -105,6 +106,9 @@ struct ExpertMixture {
   std::int64_t experts = 0;            ///< number of experts; 0: the model has no mixture
   std::int64_t per_token = 0;          ///< experts that a token goes through, from 1 to experts
   std::int64_t intermediate_size = 0;  ///< intermediate size of each expert
+  /// Intermediate size of one more expert, through which every token goes; a sigmoid of a
+  /// projection of its own weighs what it gives. 0: there is none.
+  std::int64_t shared_intermediate_size = 0;
   /// True: the weights of the chosen experts are their shares of a softmax over all experts, which
   /// add up to less than 1. False: the weights are a softmax over the chosen experts.
   bool softmax_over_all = false;

@@ -229,6 +229,10 @@ class ComputeDevice : public DeviceSizes {
   virtual void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
                                 std::byte* out) = 0;
 
+  /// x[row] *= sigmoid(weights[row]). x: [rows, width].
+  virtual void scale_rows(const float* weights, std::int64_t rows, std::int64_t width,
+                          float* x) = 0;
+
   /// Chooses experts by scores [tokens, experts]. Writes ids and weights [tokens, k], the highest
   /// score first. Every id is the id of an expert, whatever the scores are.
   virtual void route(const float* scores, std::int64_t tokens, const Routing& routing,

@@ -15,6 +15,7 @@
 #include "src/model/network/forward.h"
 #include "src/model/network/key_bias.h"
 #include "src/session/session_sizes.h"
+#include "src/store/layer_states.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"
@@ -185,6 +186,14 @@ class Planner {
                               Forward::bytes(config_, *device_, session_chunk)}};
     }
     plan.host.items.push_back({"rows", RowStore::bytes_while_read(shape, rows, tokens, chunk)});
+    if (const std::int64_t values = state_values(shape); values > 0) {
+      // A snapshot each chunk of the prefill, as many as are kept, and a session's.
+      const std::int64_t read =
+          std::min((tokens + chunk - 1) / chunk, RecurrentState::most_snapshots);
+      plan.host.items.push_back(
+          {"recurrent states and snapshots",
+           (read + RecurrentState::most_snapshots) * values * bytes_of(DType::f32)});
+    }
     if (of_index.host > 0) plan.host.items.push_back({"codes", of_index.host});
     plan.host.items.push_back({"the program", cuda ? cuda_program_bytes : host_program_bytes});
     for (const MemoryItem& item : plan.host.items) plan.host.peak += item.bytes;

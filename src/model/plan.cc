@@ -6,8 +6,21 @@
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/session/session_sizes.h"
+#include "src/store/layer_states.h"
 
 namespace topkv {
+
+namespace {
+
+/// What a text has of recurrent states on a device: the last one, the one before, and the next.
+std::int64_t device_states_bytes(const AttentionShape& shape, const DeviceSizes& device) {
+  std::int64_t bytes = 0;
+  for (const std::int64_t size : shape.state_size)
+    if (size > 0) bytes += 3 * device.allocation_bytes(size * bytes_of(DType::f32));
+  return bytes;
+}
+
+}  // namespace
 
 std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
                            const PrefillOptions& options, std::int64_t chunk) {
@@ -15,7 +28,7 @@ std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
       config.attention, prefill_visibility(config.attention, options.attention), options.kv_dtype,
       chunk);
   return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
-         device.allocation_bytes(attention);
+         device.allocation_bytes(attention) + device_states_bytes(config.attention, device);
 }
 
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,
@@ -51,12 +64,15 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   SessionShape shape = session_shape(config.attention, retrieval, any_tokens);
   shape.rows = prefill.kv_dtype;
   const std::int64_t session = device.allocation_bytes(device.decode_backend_bytes(shape)) +
-                               device.allocation_bytes(joined_bytes(shape));
+                               device.allocation_bytes(joined_bytes(shape)) +
+                               device_states_bytes(config.attention, device);
   plan.items = {{"CUDA context, libraries, workspaces", memory.used},
                 {"weights", weights},
                 {"activations of a step", step},
                 {fmt::format("prefill in chunks of {} tokens", plan.chunk), prefilling},
-                {"session: window and sinks", session}};
+                {config.attention.state_size.empty() ? "session: window and sinks"
+                                                     : "session: window, sinks, recurrent states",
+                 session}};
   plan.peak = always + std::max(prefilling, session);
   return plan;
 }

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -88,6 +89,11 @@ class RecurrentState {
   std::shared_ptr<StateMemory> spare_;  // of a point that is gone, and of no other text
   std::atomic<std::int64_t> tokens_ = 0;
 };
+
+/// Returns the values of one state of every layer of recurrence.
+inline std::int64_t state_values(const AttentionShape& shape) {
+  return std::accumulate(shape.state_size.begin(), shape.state_size.end(), std::int64_t{0});
+}
 
 class LayerStates {
  public:

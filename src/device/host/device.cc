@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -182,6 +183,12 @@ class HostDevice final : public ComputeDevice {
                         std::byte* out) override {
     parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
       topkv::sigmoid_multiply(gate + begin, x + begin, end - begin, floats(out) + begin);
+    });
+  }
+
+  void scale_rows(const float* weights, std::int64_t rows, std::int64_t width, float* x) override {
+    each_row(rows, width, [&](std::int64_t row) {
+      scale_by(x + row * width, width, 1 / (1 + std::exp(-weights[row])));
     });
   }
 

@@ -90,7 +90,11 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
     root.fail(width, fmt::format("{} at most, because {} is {}", max_width / mixture.experts, key,
                                  mixture.experts));
   }
-  mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", false);
+  if (own.shared > 0) {
+    mixture.shared_intermediate_size =
+        root.integer("shared_expert_intermediate_size", 1, max_width, own.shared);
+  }
+  mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", own.norm_topk_prob);
   mixture.biases = own.fused;
   if (own.reads_layers) mixture.layers = expert_layers(root, config.attention.layers);
   if (std::ranges::none_of(mixture.layers, [](bool has) { return has; }) &&

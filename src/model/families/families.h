@@ -29,8 +29,10 @@ struct FamilyMixture {
   std::int64_t experts = 0;            ///< num_experts or num_local_experts; 0: no mixtures
   std::int64_t per_token = 0;          ///< num_experts_per_tok
   std::int64_t intermediate_size = 0;  ///< moe_intermediate_size; 0: intermediate_size is theirs
-  bool reads_softmax = false;  ///< norm_topk_prob, whose false (and missing) is softmax_over_all
-  bool reads_layers = false;   ///< decoder_sparse_step and mlp_only_layers
+  bool reads_softmax = false;          ///< norm_topk_prob, whose false is softmax_over_all
+  bool norm_topk_prob = false;         ///< what it means when missing
+  std::int64_t shared = 0;             ///< shared_expert_intermediate_size; 0: no expert is shared
+  bool reads_layers = false;           ///< decoder_sparse_step and mlp_only_layers
   std::string_view router = "mlp.gate";
   std::string_view experts_at = "mlp.experts";
   /// Of each expert, behind experts_at, its number and a dot.
@@ -97,6 +99,7 @@ struct Family {
   /// Layers are Gated DeltaNet, by layer_types, or all but each full_attention_interval-th. The
   /// sizes are what missing keys mean (linear_num_key_heads and on).
   GatedDeltaNet delta = {};
+  bool fused_delta = false;        ///< in_proj_qkvz and in_proj_ba have all projections
   bool output_gate = false;        ///< ModelConfig::output_gate
   bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation
   bool scaled_embedding = false;   ///< by sqrt(hidden_size)

@@ -55,9 +55,9 @@ void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64
   const bool only_experts = any && mixture.layers.empty();
   const std::int64_t tokens = any ? std::min(chunk, mixture_tokens(mixture)) : 0;
   const std::int64_t slots = tokens * mixture.per_token;
-  const std::int64_t values =
-      std::max(only_experts ? 0 : std::min(chunk, mlp_tokens) * config.intermediate_size,
-               slots * mixture.intermediate_size);
+  const std::int64_t values = std::max(
+      only_experts ? 0 : std::min(chunk, mlp_tokens) * config.intermediate_size,
+      std::max(slots * mixture.intermediate_size, tokens * mixture.shared_intermediate_size));
   // What experts give lies where gate and up were, which are behind each other.
   const std::int64_t half = Pieces::rounded(values * f32) / f32;
   place(out.gate, half, f32);
@@ -67,6 +67,7 @@ void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64
   out.parts = out.gate;
   place(out.scores, tokens * mixture.experts, f32);
   place(out.shares, slots, f32);
+  if (mixture.shared_intermediate_size > 0) place(out.shared_weight, tokens, f32);
   place(out.chosen, slots, std::int64_t{sizeof(std::int32_t)});
   if (slots <= mixture.experts) return;  // never sorted
   place(out.slots, slots, std::int64_t{sizeof(std::int32_t)});
@@ -312,11 +313,9 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
 
 void Forward::delta_inputs(const DeltaWeights& w, std::int64_t first, std::int64_t count) {
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
-  project({{w.qkv, nullptr, a_.delta_qkv},
-           {w.z, nullptr, a_.delta_z},
-           {w.gate, nullptr, a_.delta_gate},
-           {w.time, nullptr, a_.delta_time}},
-          a_.hidden + first * row, count);
+  const std::byte* const x = a_.hidden + first * row;
+  project({{w.qkv, nullptr, a_.delta_qkv}, {w.z, nullptr, a_.delta_z}}, x, count);
+  project({{w.gate, nullptr, a_.delta_gate}, {w.time, nullptr, a_.delta_time}}, x, count);
 }
 
 void Forward::delta_output(const LayerWeights& w, std::int64_t first, std::int64_t count) {
@@ -395,6 +394,8 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
     const std::byte* x = a_.hidden + first * hidden * operand;
     if (!w.mixture.empty()) {
       mix(w.mixture, x, count, a_.x + first * hidden);
+      if (config_.mixture.shared_intermediate_size > 0)
+        shared_expert(w.mixture, x, count, a_.x + first * hidden);
       continue;
     }
     project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}}, x, count);

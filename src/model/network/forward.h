@@ -65,6 +65,7 @@ class Forward {
     float* lse;                             // of attention, with sinks
     float *scores, *shares;                 // of experts: a router's, and of those that it chose
     float* parts;                           // what each of these gives, over gate and up
+    float* shared_weight;                   // of the expert that all tokens share
     std::int32_t *chosen, *slots, *places;  // numbers of experts; SortedSlots
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
     float *q_next, *q_far;         // with dual chunk attention
@@ -120,6 +121,9 @@ class Forward {
   void mlp(const LayerWeights& w, std::int64_t tokens);
   /// x += what a mixture of experts makes of some tokens' operands.
   void mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens, float* x);
+  /// x += what the expert that all tokens share makes of some tokens' operands.
+  void shared_expert(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
+                     float* x);
   /// a_.mlp = the gate of a_.gate and a_.up, so many values.
   void activate(std::int64_t values);
   /// Logits of rows of the hidden states, from `begin` on, at the head of a_.logits. REQUIRES: at

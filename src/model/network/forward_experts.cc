@@ -44,4 +44,17 @@ void Forward::mix(const MixtureWeights& w, const std::byte* operand, std::int64_
   device_->add_weighted(a_.parts, a_.shares, places, tokens, k, hidden, x);
 }
 
+void Forward::shared_expert(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
+                            float* x) {
+  const std::int64_t width = config_.mixture.shared_intermediate_size;
+  project({{w.shared_gate, nullptr, a_.gate},
+           {w.shared_up, nullptr, a_.up},
+           {w.shared_weight, nullptr, a_.shared_weight}},
+          operand, tokens);
+  begin(Phase::other);
+  device_->scale_rows(a_.shared_weight, tokens, width, a_.up);
+  activate(tokens * width);
+  project({{w.shared_down, nullptr, x}}, a_.mlp, tokens, true);
+}
+
 }  // namespace topkv

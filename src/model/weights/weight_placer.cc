@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "src/core/text/printable.h"
 #include "topkv/error.h"
@@ -27,6 +28,42 @@ ExpertMatrices Placer::experts(const ExpertMixture& mixture, const ExpertSource&
   }
   all.stride = bytes == 0 ? 0 : stride;
   idle_ += (held_ - before) / mixture.experts * (mixture.experts - mixture.per_token);
+  return all;
+}
+
+MatrixSource Placer::join(const std::string& name, std::span<const MatrixRows> pieces,
+                          std::int64_t in, WeightFormat format) const {
+  std::vector<MatrixSource> sources;
+  for (const MatrixRows& rows : pieces) sources.push_back(from_.matrix(name, rows, in, format));
+  MatrixSource all{sources.front().form, {}, sources.front().order};
+  all.form.data = nullptr;
+  all.form.out_features = 0;
+  for (const MatrixSource& one : sources) all.form.out_features += one.form.out_features;
+  all.make = [sources = std::move(sources)](std::int64_t first, std::int64_t count,
+                                            const PackedRows& to) {
+    std::int64_t before = 0;  // rows of the pieces so far
+    for (const MatrixSource& one : sources) {
+      const Matrix& form = one.form;
+      const std::int64_t begin = std::max(first, before);
+      const std::int64_t end = std::min(first + count, before + form.out_features);
+      if (begin < end) {
+        const std::int64_t at = begin - first;
+        PackedRows rows;
+        rows.codes = to.codes + at * form.row_bytes();
+        if (form.packed()) {
+          rows.scales = to.scales + at * form.groups();
+          rows.offsets = to.offsets == nullptr ? nullptr : to.offsets + at * form.groups();
+        }
+        if (one.make) {
+          one.make(begin - before, end - begin, rows);
+        } else {
+          std::copy_n(form.data + (begin - before) * form.row_bytes(),
+                      (end - begin) * form.row_bytes(), rows.codes);
+        }
+      }
+      before += form.out_features;
+    }
+  };
   return all;
 }
 

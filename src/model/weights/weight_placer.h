@@ -53,6 +53,15 @@ class Placer {
     return place(from_.matrix(name, {0, out, out}, in, WeightFormat::stored));
   }
 
+  /// Several runs of rows of one tensor, one behind the other.
+  Matrix joined(const std::string& name, std::span<const MatrixRows> pieces, std::int64_t in) {
+    return place(join(name, pieces, in, format_));
+  }
+  Matrix unrounded_joined(const std::string& name, std::span<const MatrixRows> pieces,
+                          std::int64_t in) {
+    return place(join(name, pieces, in, WeightFormat::stored));
+  }
+
   /// A matrix [out, in] of each expert, by the names at + "0." + projection + ".weight" and so on.
   ExpertMatrices named_experts(const std::string& at, std::string_view projection,
                                const ExpertMixture& mixture, std::int64_t out, std::int64_t in);
@@ -87,6 +96,8 @@ class Placer {
   }
 
  private:
+  MatrixSource join(const std::string& name, std::span<const MatrixRows> pieces, std::int64_t in,
+                    WeightFormat format) const;
   using ExpertSource = std::function<MatrixSource(std::int64_t expert)>;
   ExpertMatrices experts(const ExpertMixture& mixture, const ExpertSource& source);
   /// held: bytes that they have in the file.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/core/math/convert.h"
@@ -71,6 +72,13 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
   const std::string router = fmt::format("{}{}.", at, names.router);
   const std::string experts = fmt::format("{}{}.", at, names.experts_at);
   MixtureWeights weights;
+  if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0) {
+    const std::string expert = at + "mlp.shared_expert.";
+    weights.shared_weight = placer.unrounded(at + "mlp.shared_expert_gate.weight", 1, hidden);
+    weights.shared_gate = placer.matrix(expert + "gate_proj.weight", shared, hidden);
+    weights.shared_up = placer.matrix(expert + "up_proj.weight", shared, hidden);
+    weights.shared_down = placer.matrix(expert + "down_proj.weight", hidden, shared);
+  }
   weights.router = placer.unrounded(router + "weight", mixture.experts, hidden);
   if (names.fused) {
     weights.router_bias = placer.vector(router + "bias", mixture.experts);
@@ -93,15 +101,59 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
   return weights;
 }
 
+/// Collects rows of a fused projection, which has a block of rows for each key head.
+class RowsByKeyHead {
+ public:
+  RowsByKeyHead(std::int64_t heads, std::int64_t block) : heads_(heads), block_(block) {}
+
+  /// Adds rows first .. first + count of every block.
+  void add(std::int64_t first, std::int64_t count) {
+    for (std::int64_t h = 0; h < heads_; ++h)
+      rows_.push_back({h * block_ + first, count, heads_ * block_});
+  }
+  /// Returns what was added since the last call.
+  std::vector<MatrixRows> take() { return std::exchange(rows_, {}); }
+
+ private:
+  std::int64_t heads_, block_;
+  std::vector<MatrixRows> rows_;
+};
+
+/// Qwen3-Next has for each key head q and k, then v and z of its value heads; b and a likewise.
+void place_fused_delta(Placer& placer, const GatedDeltaNet& net, std::int64_t hidden,
+                       const std::string& at, DeltaWeights& weights) {
+  const std::int64_t of_head = net.value_heads / net.key_heads;
+  const std::int64_t values = of_head * net.value_dim;
+  const std::string wide = at + "in_proj_qkvz.weight";
+  RowsByKeyHead rows(net.key_heads, 2 * (net.key_dim + values));
+  rows.add(0, net.key_dim);
+  rows.add(net.key_dim, net.key_dim);
+  rows.add(2 * net.key_dim, values);
+  weights.qkv = placer.joined(wide, rows.take(), hidden);
+  rows.add(2 * net.key_dim + values, values);
+  weights.z = placer.joined(wide, rows.take(), hidden);
+  const std::string narrow = at + "in_proj_ba.weight";
+  RowsByKeyHead gates(net.key_heads, 2 * of_head);
+  gates.add(0, of_head);
+  weights.gate = placer.unrounded_joined(narrow, gates.take(), hidden);
+  gates.add(of_head, of_head);
+  weights.time = placer.unrounded_joined(narrow, gates.take(), hidden);
+}
+
 /// at: "model.layers.0.linear_attn."
-DeltaWeights place_delta(Placer& placer, const ModelConfig& config, const std::string& at) {
+DeltaWeights place_delta(Placer& placer, const ModelConfig& config, const Family& family,
+                         const std::string& at) {
   const GatedDeltaNet& net = config.delta;
   const std::int64_t hidden = config.hidden_size;
   DeltaWeights weights;
-  weights.qkv = placer.matrix(at + "in_proj_qkv.weight", net.qkv_width(), hidden);
-  weights.z = placer.matrix(at + "in_proj_z.weight", net.value_width(), hidden);
-  weights.gate = placer.unrounded(at + "in_proj_b.weight", net.value_heads, hidden);
-  weights.time = placer.unrounded(at + "in_proj_a.weight", net.value_heads, hidden);
+  if (family.fused_delta) {
+    place_fused_delta(placer, net, hidden, at, weights);
+  } else {
+    weights.qkv = placer.matrix(at + "in_proj_qkv.weight", net.qkv_width(), hidden);
+    weights.z = placer.matrix(at + "in_proj_z.weight", net.value_width(), hidden);
+    weights.gate = placer.unrounded(at + "in_proj_b.weight", net.value_heads, hidden);
+    weights.time = placer.unrounded(at + "in_proj_a.weight", net.value_heads, hidden);
+  }
   weights.kernel = placer.convolution(at + "conv1d.weight", net.qkv_width(), net.kernel);
   weights.fading = placer.fading(at + "A_log", net.value_heads);
   weights.time_bias = placer.vector(at + "dt_bias", net.value_heads);
@@ -170,7 +222,7 @@ Weights place(Placer& placer, const ModelConfig& config) {
     if (config.attention.is_attention(l)) {
       place_attention(placer, config, family, at + "self_attn.", layer);
     } else {
-      layer.delta = place_delta(placer, config, at + "linear_attn.");
+      layer.delta = place_delta(placer, config, family, at + "linear_attn.");
     }
     if (config.mixture.in(l)) {
       layer.mixture = place_mixture(placer, config, family.mixture, at);

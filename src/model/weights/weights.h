@@ -29,6 +29,8 @@ struct MixtureWeights {
   ExpertMatrices gate, up, down;  // of each expert
   Vector gate_biases, up_biases;  // [experts, width of an expert]
   Vector down_biases;             // [experts, hidden]
+  // Of the expert that all tokens share. shared_weight: [1, hidden], never rounded.
+  Matrix shared_weight, shared_gate, shared_up, shared_down;
 
   bool empty() const { return gate.data.empty(); }
 };

@@ -175,6 +175,7 @@ std::vector<Variant> variants() {
                            "qwen3-moe-chunks",
                            "mixtral",
                            "gpt-oss",
+                           "qwen3-5",
                            "gptq-qwen3-moe",
                            "fp8-qwen3-moe",
                            "mxfp4-gpt-oss",
