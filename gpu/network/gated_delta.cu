@@ -25,10 +25,18 @@ struct Inputs {
   }
 };
 
+/// Takes the pointers of a recorded step from where they stand now.
+__device__ void find_states(GatedDeltaStep& step) {
+  if (step.states == nullptr) return;
+  step.state = step.states[0];
+  step.next_state = const_cast<float*>(step.states[1]);
+}
+
 /// Of the convolution, whose channels go to warps head by head; of the gates; and the inputs that
 /// the next step sees. grid: (tokens, heads / warps of a block).
 __global__ void mix_kernel(GatedDeltaNet net, GatedDeltaStep step) {
   await_previous();
+  find_states(step);
   const std::int64_t width = net.qkv_width();
   const std::int64_t key_heads = 2 * net.key_heads;
   const std::int64_t heads = key_heads + net.value_heads;
@@ -128,6 +136,7 @@ template <int key_dim>
 __global__ void __launch_bounds__(delta_threads)
     delta_kernel(GatedDeltaNet net, GatedDeltaStep step) {
   await_previous();
+  find_states(step);
   extern __shared__ float memory[];
   auto* const tiles = reinterpret_cast<Tile<key_dim>*>(memory);
   constexpr int fours = key_dim / (4 * parts);

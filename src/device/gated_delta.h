@@ -28,8 +28,10 @@ struct GatedDeltaStep {
   const float* time_bias = nullptr;  ///< is softplus(time + time_bias); [value_heads]
   const float* state = nullptr;      ///< before the tokens; null: there is no earlier token
   float* next_state = nullptr;       ///< after them; not `state`
-  float* room = nullptr;             ///< gated_delta_room(net, tokens) floats
-  float* out = nullptr;              ///< [tokens, value_heads, value_dim]
+  /// Null, or where these two pointers stand in the device's memory: for a step that is recorded.
+  const float* const* states = nullptr;
+  float* room = nullptr;  ///< gated_delta_room(net, tokens) floats
+  float* out = nullptr;   ///< [tokens, value_heads, value_dim]
 };
 
 }  // namespace topkv

@@ -36,7 +36,12 @@ class Inputs {
 
 }  // namespace
 
-void gated_delta_on_host(const GatedDeltaNet& net, const GatedDeltaStep& step) {
+void gated_delta_on_host(const GatedDeltaNet& net, const GatedDeltaStep& given) {
+  GatedDeltaStep step = given;
+  if (step.states != nullptr) {
+    step.state = step.states[0];
+    step.next_state = const_cast<float*>(step.states[1]);
+  }
   const std::int64_t width = net.qkv_width();
   const std::int64_t heads = net.value_heads;
   float* const mixed = step.room;

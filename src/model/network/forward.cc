@@ -32,8 +32,8 @@ std::int64_t mixture_tokens(const ExpertMixture& mixture) {
 }  // namespace
 
 template <class Place>
-void Forward::lay_out_delta(const GatedDeltaNet& net, std::int64_t op, std::int64_t chunk,
-                            const Place& place, Activations& out) {
+void Forward::lay_out_delta(const GatedDeltaNet& net, std::int64_t layers, std::int64_t op,
+                            std::int64_t chunk, const Place& place, Activations& out) {
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t tokens = std::min(chunk, delta_tokens);
   place(out.delta_qkv, tokens * net.qkv_width(), f32);
@@ -44,6 +44,7 @@ void Forward::lay_out_delta(const GatedDeltaNet& net, std::int64_t op, std::int6
   place(out.delta_out, tokens * net.value_width(), f32);
   place(out.delta_heads, tokens * net.value_width(), op);
   for (float*& state : out.delta_states) place(state, net.state_size(), f32);
+  place(out.state_table, 2 * layers, std::int64_t{sizeof(float*)});
 }
 
 template <class Place>
@@ -111,7 +112,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
     place(out.q_gated, chunk * 2 * q_width, f32);
     place(out.output_gate, chunk * q_width, f32);
   }
-  if (!shape.state_size.empty()) lay_out_delta(config.delta, op, chunk, place, out);
+  if (!shape.state_size.empty()) lay_out_delta(config.delta, shape.layers, op, chunk, place, out);
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
   lay_out_mlp(config, op, chunk, place, out);
@@ -170,9 +171,10 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
   if (config_.embedding_scale != 1) {
     device_->scale(static_cast<float>(config_.embedding_scale), count * config_.hidden_size, a_.x);
   }
-  for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
+  if (replays(count)) find_states(layers);
+  const std::int64_t end = config_.attention.layers;
+  for (std::int64_t l = between(0, count); l < end; l = between(l + 1, count)) {
     check_stop();
-    between(l, count);
     if (!config_.attention.is_attention(l)) {
       delta(l, count, texts, layers);
       continue;
@@ -189,7 +191,7 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
     layers.attend(step);
     lock = device_->lock();
   }
-  between(config_.attention.layers, count);
+  if (replays(count)) keep_states(layers);
   clock_->end();
 }
 
@@ -222,29 +224,25 @@ void Forward::place(const RopeAngles& angles, std::int64_t tokens, const Angles&
   device_->copy_in(angles.sin, bytes, reinterpret_cast<std::byte*>(to.sin));
 }
 
-void Forward::between(std::int64_t l, std::int64_t tokens) {
+std::int64_t Forward::between(std::int64_t l, std::int64_t tokens) {
+  const std::int64_t layers = config_.attention.layers;
+  std::int64_t next = l;
+  if (replays(tokens))
+    while (next < layers && !config_.attention.is_attention(next)) ++next;
   const auto work = [&] {
-    if (l > 0) {
-      const LayerWeights& before = weights_.layers[static_cast<std::size_t>(l - 1)];
-      if (before.delta.empty()) {
-        attention_output(before, tokens);
-      } else if (tokens <= delta_tokens) {
-        delta_output(before, 0, tokens);
-      }
-      mlp(before, tokens);
-    }
-    if (l == config_.attention.layers) return norm(weights_.final_norm, tokens);
-    const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
-    read_residual(w.input_norm, tokens);
-    if (w.delta.empty()) {
-      queries_keys_values(l, tokens);
-    } else if (tokens <= delta_tokens) {
-      delta_inputs(w.delta, 0, tokens);
+    for (std::int64_t at = l; at <= next; ++at) {
+      if (at > 0) end_layer(weights_.layers[static_cast<std::size_t>(at - 1)], tokens);
+      if (at == layers) return norm(weights_.final_norm, tokens);
+      begin_layer(at, tokens);
+      if (at == next) return;
+      GatedDeltaStep step = delta_step(weights_.layers[static_cast<std::size_t>(at)].delta, 0, 1);
+      step.states = a_.state_table + 2 * at;
+      device_->gated_delta(config_.delta, step);
     }
   };
-  if (tokens > 1 || !device_->replays()) {
+  if (!replays(tokens)) {
     work();
-    return;
+    return next;
   }
   // Decoding: many small operations, the same for every token.
   clock_->begin(Phase::matmul);
@@ -253,6 +251,26 @@ void Forward::between(std::int64_t l, std::int64_t tokens) {
     work();
     recording_ = false;
   });
+  return next;
+}
+
+void Forward::begin_layer(std::int64_t l, std::int64_t tokens) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+  read_residual(w.input_norm, tokens);
+  if (w.delta.empty()) {
+    queries_keys_values(l, tokens);
+  } else if (tokens <= delta_tokens) {
+    delta_inputs(w.delta, 0, tokens);
+  }
+}
+
+void Forward::end_layer(const LayerWeights& w, std::int64_t tokens) {
+  if (w.delta.empty()) {
+    attention_output(w, tokens);
+  } else if (tokens <= delta_tokens) {
+    delta_output(w, 0, tokens);
+  }
+  mlp(w, tokens);
 }
 
 void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
@@ -335,14 +353,68 @@ const float* Forward::state_here(const StateMemory* state) {
   return a_.delta_states[0];
 }
 
+std::shared_ptr<StateMemory> Forward::next_state(const TextLayers& layers, std::int64_t text,
+                                                 std::int64_t l) {
+  std::shared_ptr<StateMemory> spare = layers.spare(text, l);
+  if (spare != nullptr && spare->on_host() != device_->is_cuda()) return spare;
+  return device_->make_state(config_.delta.state_size());
+}
+
+GatedDeltaStep Forward::delta_step(const DeltaWeights& w, std::int64_t at,
+                                   std::int64_t tokens) const {
+  const GatedDeltaNet& net = config_.delta;
+  GatedDeltaStep step;
+  step.tokens = tokens;
+  step.qkv = a_.delta_qkv + at * net.qkv_width();
+  step.gate = a_.delta_gate + at * net.value_heads;
+  step.time = a_.delta_time + at * net.value_heads;
+  step.kernel = w.kernel.data;
+  step.fading = w.fading.data;
+  step.time_bias = w.time_bias.data;
+  step.room = a_.delta_room;
+  step.out = a_.delta_out + at * net.value_width();
+  return step;
+}
+
+void Forward::find_states(const TextLayers& layers) {
+  const AttentionShape& shape = config_.attention;
+  if (shape.state_size.empty()) return;
+  states_.resize(static_cast<std::size_t>(shape.layers));
+  std::vector<const float*> table(static_cast<std::size_t>(2 * shape.layers));
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    if (shape.is_attention(l)) continue;
+    States& of = states_[static_cast<std::size_t>(l)];
+    of.before = layers.state(0, l);
+    if (of.before != nullptr && of.before->on_host()) {
+      const auto here = device_->make_state(config_.delta.state_size());
+      device_->copy_in(of.before->data(), config_.delta.state_size() * bytes_of(DType::f32),
+                       reinterpret_cast<std::byte*>(here->data()));
+      of.before = here;
+    }
+    of.after = next_state(layers, 0, l);
+    const auto at = static_cast<std::size_t>(2 * l);
+    table[at] = of.before == nullptr ? nullptr : std::as_const(*of.before).data();
+    table[at + 1] = of.after->data();
+  }
+  device_->copy_in(table.data(), std::ssize(table) * std::int64_t{sizeof(float*)},
+                   reinterpret_cast<std::byte*>(a_.state_table));
+}
+
+void Forward::keep_states(const TextLayers& layers) {
+  for (std::size_t l = 0; l < states_.size(); ++l) {
+    States of = std::exchange(states_[l], {});
+    if (of.after == nullptr) continue;
+    of.before.reset();
+    layers.advance(0, static_cast<std::int64_t>(l), 1, std::move(of.after));
+  }
+}
+
 void Forward::delta(std::int64_t l, std::int64_t tokens, std::int64_t texts,
                     const TextLayers& layers) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
-  const GatedDeltaNet& net = config_.delta;
   const bool in_pieces = tokens > delta_tokens;
   const std::int64_t of_text = tokens / texts;
-  std::shared_ptr<const StateMemory> before;
-  std::shared_ptr<StateMemory> after;
+  States states;
   const float* state = nullptr;
   for (std::int64_t first = 0; first < tokens; first += delta_tokens) {
     check_stop();
@@ -352,31 +424,19 @@ void Forward::delta(std::int64_t l, std::int64_t tokens, std::int64_t texts,
     for (std::int64_t at = 0; at < count;) {
       const std::int64_t text = (first + at) / of_text;
       const std::int64_t end = (text + 1) * of_text;
-      const std::int64_t run = std::min(count - at, end - first - at);
+      GatedDeltaStep step = delta_step(w.delta, at, std::min(count - at, end - first - at));
       if (first + at == text * of_text) {
-        before = layers.state(text, l);
-        state = state_here(before.get());
-        after = layers.spare(text, l);
-        if (after == nullptr || after->on_host() == device_->is_cuda())
-          after = device_->make_state(net.state_size());
+        states = {layers.state(text, l), next_state(layers, text, l)};
+        state = state_here(states.before.get());
       }
-      const bool last = first + at + run == end;
-      float* const next =
-          last ? after->data() : a_.delta_states[state == a_.delta_states[0] ? 1 : 0];
-      device_->gated_delta(net, {.tokens = run,
-                                 .qkv = a_.delta_qkv + at * net.qkv_width(),
-                                 .gate = a_.delta_gate + at * net.value_heads,
-                                 .time = a_.delta_time + at * net.value_heads,
-                                 .kernel = w.delta.kernel.data,
-                                 .fading = w.delta.fading.data,
-                                 .time_bias = w.delta.time_bias.data,
-                                 .state = state,
-                                 .next_state = next,
-                                 .room = a_.delta_room,
-                                 .out = a_.delta_out + at * net.value_width()});
-      state = next;
-      at += run;
-      if (last) layers.advance(text, l, of_text, std::move(after));
+      at += step.tokens;
+      const bool last = first + at == end;
+      step.state = state;
+      step.next_state =
+          last ? states.after->data() : a_.delta_states[state == a_.delta_states[0] ? 1 : 0];
+      device_->gated_delta(config_.delta, step);
+      state = step.next_state;
+      if (last) layers.advance(text, l, of_text, std::move(states.after));
     }
     if (in_pieces) delta_output(w, first, count);
   }

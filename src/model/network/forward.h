@@ -74,6 +74,7 @@ class Forward {
     float *delta_qkv, *delta_z, *delta_gate, *delta_time, *delta_room, *delta_out;
     float* delta_states[2];            // of one layer, between pieces
     std::byte* delta_heads;            // operand
+    const float** state_table;         // of each layer, before and after a token
     Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
     Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
     std::byte *hidden, *heads, *mlp;   // operands
@@ -81,8 +82,8 @@ class Forward {
   };
   /// Activations of MLPs and of experts.
   template <class Place>
-  static void lay_out_delta(const GatedDeltaNet& net, std::int64_t op, std::int64_t chunk,
-                            const Place& place, Activations& out);
+  static void lay_out_delta(const GatedDeltaNet& net, std::int64_t layers, std::int64_t op,
+                            std::int64_t chunk, const Place& place, Activations& out);
   template <class Place>
   static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
                           const Place& place, Activations& out);
@@ -94,8 +95,16 @@ class Forward {
   void run_placed(std::span<const Token> tokens, std::int64_t texts, AttentionStep step,
                   const TextLayers& layers, DeviceLock lock);
   /// What lies between the attention of layer l - 1 and that of layer l (the beginning and the end
-  /// of the network for the first and the last).
-  void between(std::int64_t l, std::int64_t tokens);
+  /// of the network for the first and the last). Of one token on a device that replays, recurrences
+  /// are a part of it. Returns the layer that is next: one of attention, one of another recurrence,
+  /// or the number of layers.
+  std::int64_t between(std::int64_t l, std::int64_t tokens);
+  void end_layer(const LayerWeights& w, std::int64_t tokens);
+  void begin_layer(std::int64_t l, std::int64_t tokens);
+  bool replays(std::int64_t tokens) const { return tokens == 1 && device_->replays(); }
+  /// Finds the states of a token that is replayed, and gives the text those after it.
+  void find_states(const TextLayers& layers);
+  void keep_states(const TextLayers& layers);
   void queries_keys_values(std::int64_t l, std::int64_t tokens);
   /// A Gated DeltaNet layer. Many tokens go through all of it in pieces; of few the projections in
   /// and out are parts of what lies between layers, which a device may replay.
@@ -106,6 +115,12 @@ class Forward {
   void delta_output(const LayerWeights& w, std::int64_t first, std::int64_t count);
   /// Returns where the device has a state.
   const float* state_here(const StateMemory* state);
+  /// Returns memory for the next state of a layer.
+  std::shared_ptr<StateMemory> next_state(const TextLayers& layers, std::int64_t text,
+                                          std::int64_t l);
+  /// Returns a step, without states, of `tokens` of the tokens that are projected, from number `at`
+  /// on.
+  GatedDeltaStep delta_step(const DeltaWeights& w, std::int64_t at, std::int64_t tokens) const;
   /// Writes the angles of positions first and on to where layers find them.
   void place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
   void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
@@ -151,6 +166,11 @@ class Forward {
   std::unique_ptr<PhaseClock> clock_;
   std::vector<std::unique_ptr<Recording>> steps_;  // of one token: [layers + 1]
   bool recording_ = false;
+  struct States {
+    std::shared_ptr<const StateMemory> before;
+    std::shared_ptr<StateMemory> after;
+  };
+  std::vector<States> states_;  // of a token that is replayed: [layers]
 };
 
 }  // namespace topkv
