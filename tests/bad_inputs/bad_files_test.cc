@@ -77,7 +77,7 @@ TEST(BadFiles, Gguf) {
       {"no layers", without("llama.block_count"), {layers, "missing", "an integer from 1"}},
       {"layers of 0", set(gguf::number(layers, 0)), {layers, "is 0", "an integer from 1"}},
       {"layers beyond all", set(gguf::number(layers, 4000000000U)),
-       {"num_hidden_layers", "4000000000", "an integer from 1 to 1000"}},
+       {"llama.block_count", "4000000000", "an integer from 1 to 1000"}},
       {"layers that are a text", set(gguf::words(layers, "2")),
        {layers, "\"2\"", "an integer from 1"}},
       {"layers that are a float", set(gguf::real(layers, 2.0F)), {layers, "2", "an integer from 1"}},
@@ -411,7 +411,7 @@ TEST(BadFiles, TablesOfContexts) {
   refused("flags that are not known", changed(64 + 48 + 4, std::uint32_t{3}),
           {"section 1 of 3", "flags 3", "0 or 1"});
   refused("a kind that is not known", fuzz::file_of_sections(list + section(77, "x")),
-          {"a section of kind 77", "does not know and cannot skip", "expected kinds 1 to 10"});
+          {"a section of kind 77", "does not know and cannot skip", "expected kinds 1 to 11"});
   refused("no sections", fuzz::file_of_sections(""),
           {"first section", "is none", "expected the description"});
   refused("no description", fuzz::file_of_sections(section(4, row)),
@@ -453,8 +453,9 @@ TEST(BadFiles, TablesOfContexts) {
           {"the recurrent state of layer 1 is missing", "it has 2 sections", "expected 3"});
   refused("a recurrent state of another token", fuzz::file_of_sections(state({2}, 2)),
           {"the recurrent state of layer 1", "its last state stands for 2 tokens", "expected 1"});
-  refused("recurrent states of one token", fuzz::file_of_sections(state({1, 1}, 2)),
-          {"the recurrent state of layer 1", "state 1 stands for 1 tokens", "expected more than 1"});
+  refused(
+      "recurrent states of one token", fuzz::file_of_sections(state({1, 1}, 2)),
+      {"the recurrent state of layer 1", "state 1 stands for 1 tokens", "expected more than 1"});
   refused("token ids too few",
           fuzz::file_of_sections(section(1, description) + section(2, "12") + section(4, row) +
                                  section(5, row)),

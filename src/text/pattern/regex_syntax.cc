@@ -58,9 +58,9 @@ struct Atom {
   std::string set;  // empty: code_point
 };
 
-class Translator {
+class PatternTranslator {
  public:
-  explicit Translator(std::string_view pattern) : pattern_(pattern) {}
+  explicit PatternTranslator(std::string_view pattern) : pattern_(pattern) {}
 
   std::string run() {
     while (!done()) {
@@ -257,7 +257,7 @@ class Translator {
 
 std::string pcre2_from_oniguruma(std::string_view pattern) {
   check_length(pattern);
-  return Translator(pattern).run();
+  return PatternTranslator(pattern).run();
 }
 
 std::string pcre2_from_literal(std::string_view text) {
