@@ -11,8 +11,8 @@
 // - llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2, gemma3_text: dense
 //   decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
 // - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
-// - qwen3_5, qwen3_5_moe, qwen3_next: hybrids, whose layers are Gated DeltaNet but for each fourth;
-//   the last two have a mixture of experts.
+// - qwen3_5, qwen3_5_moe, qwen3_next: hybrids. Each fourth layer is attention, and the others are
+//   Gated DeltaNet. The last two have a mixture of experts.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
 #pragma once
@@ -157,8 +157,8 @@ struct ModelConfig {
   bool norm_outputs = false;   ///< RMSNorm on their outputs, before these join the residual
   bool qk_norm = false;        ///< RMSNorm on q and k before RoPE, over each head (Qwen3)
   bool qk_norm_whole = false;  ///< that norm is over all heads of a token at once (OLMo 2)
-  /// What attention gives is multiplied by a sigmoid of a gate, which q's projection gives behind
-  /// each query head (Qwen3-Next; Qiu et al. 2025, arXiv 2505.06708).
+  /// The output of attention is multiplied by a sigmoid of a gate (Qwen3-Next; Qiu et al. 2025,
+  /// arXiv 2505.06708). The projection to q gives the gate behind each query head.
   bool output_gate = false;
   Activation activation = Activation::silu;
   double swiglu_limit = 0;  ///< c of Activation::clamped_silu
