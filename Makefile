@@ -102,6 +102,7 @@ check-python: setup
 	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES='$(checked_architectures)' \
 	  --config-settings cmake.define.CMAKE_CUDA_FLAGS='$(checked_cuda_flags)' \
 	  --config-settings cmake.build-type=RelWithDebInfo --config-settings cmake.define.TOPKV_WERROR=ON \
+	  --config-settings cmake.define.CMAKE_UNITY_BUILD=ON \
 	  --config-settings cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO='-O2 -g1'
 	$(pytest)
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)

@@ -4,6 +4,9 @@
 # architecture from Ampere on that this nvcc knows, "native" being the quickest to build.
 
 set(TOPKV_WARNINGS $<$<COMPILE_LANGUAGE:CXX>:-Wall$<SEMICOLON>-Wextra$<$<BOOL:${TOPKV_WERROR}>:$<SEMICOLON>-Werror>>)
+if(CMAKE_UNITY_BUILD)  # where each file would be a main file, whose unnamed namespaces are its own
+  list(APPEND TOPKV_WARNINGS $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 
 if(TOPKV_CUDA STREQUAL "AUTO")
   include(CheckLanguage)

@@ -24,10 +24,10 @@ constexpr int rounds = 10;  // as on the host
 constexpr std::int64_t step_products = std::int64_t{1} << 38;
 
 /// Pieces of device memory, one behind the other.
-struct Layout {
+struct ClusterLayout {
   std::int64_t sent, vectors, nearest, centroids, sums, sizes, offsets, numbers, total;
 
-  Layout(std::int64_t count, std::int64_t clusters, std::int64_t width) {
+  ClusterLayout(std::int64_t count, std::int64_t clusters, std::int64_t width) {
     Pieces pieces;
     sent = pieces.place(LongWork::piece_bytes);
     vectors = pieces.place(count * width * std::int64_t{sizeof(__half)});
@@ -98,7 +98,7 @@ class CudaClusterer final : public Clusterer {
                      const std::stop_token& stop) override {
     const std::lock_guard one(mutex_);
     const std::int64_t count = std::ssize(vectors) / dim_;
-    const Layout layout(count, clusters, width_);
+    const ClusterLayout layout(count, clusters, width_);
     if (memory_.bytes() < layout.total) {
       memory_ = {};
       memory_ = device_.allocate(layout.total, "clustering");
@@ -129,7 +129,7 @@ class CudaClusterer final : public Clusterer {
     work_.copy_out(memory_.data() + from, std::ssize(to) * std::int64_t{sizeof(T)}, to.data());
   }
 
-  void send(const Layout& layout, std::span<const float> vectors, std::int64_t count,
+  void send(const ClusterLayout& layout, std::span<const float> vectors, std::int64_t count,
             const std::stop_token& stop) {
     const std::int64_t bytes = dim_ * std::int64_t{sizeof(float)};
     const std::int64_t most = LongWork::piece_bytes / bytes;
@@ -145,7 +145,7 @@ class CudaClusterer final : public Clusterer {
   }
 
   /// Centroids are vectors at random.
-  void begin(const Layout& layout, std::int64_t count, std::int64_t clusters) {
+  void begin(const ClusterLayout& layout, std::int64_t count, std::int64_t clusters) {
     const std::vector<int> numbers = some_of(count, clusters);
     std::vector<float> offsets(static_cast<std::size_t>(nearest_offsets(clusters)),
                                -std::numeric_limits<float>::infinity());
@@ -159,7 +159,7 @@ class CudaClusterer final : public Clusterer {
   }
 
   /// Every vector to the nearest centroid; sums: whether clusters' sums are wanted as well.
-  void assign(const Layout& layout, std::int64_t count, std::int64_t clusters, bool sums,
+  void assign(const ClusterLayout& layout, std::int64_t count, std::int64_t clusters, bool sums,
               const std::stop_token& stop) {
     if (sums) {
       const auto clear = [&](std::int64_t offset, std::int64_t bytes) {
@@ -192,7 +192,7 @@ class CudaClusterer final : public Clusterer {
     }
   }
 
-  void update(const Layout& layout, std::int64_t clusters) {
+  void update(const ClusterLayout& layout, std::int64_t clusters) {
     std::vector<int> sizes(static_cast<std::size_t>(clusters));
     work_.give([&] {
       point_centroids(at<std::int64_t>(layout.sums), clusters, width_, at<__half>(layout.centroids),

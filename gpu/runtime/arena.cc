@@ -17,7 +17,7 @@ constexpr std::int64_t mib = 1 << 20;
 constexpr std::int64_t page = 2 * mib;     // of the driver
 constexpr std::int64_t least_large = mib;  // bytes from which an allocation has its own pages
 constexpr std::int64_t small_unit = 512;   // what smaller ones are rounded up to
-constexpr std::int64_t most_bytes = std::numeric_limits<std::int64_t>::max() / 4;
+constexpr std::int64_t most_counted_bytes = std::numeric_limits<std::int64_t>::max() / 4;
 
 std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -69,7 +69,7 @@ Buffer Arena::allocate(std::int64_t bytes, std::string_view what) {
 
   const std::lock_guard lock(mutex_);
   const std::int64_t before = used();
-  count(std::min(bytes, most_bytes), name);
+  count(std::min(bytes, most_counted_bytes), name);
   const std::int64_t after = used();
   try {
     if (after > ceiling_) {
@@ -94,7 +94,7 @@ Buffer Arena::allocate(std::int64_t bytes, std::string_view what) {
     peak_ = std::max(peak_, after);
     return {static_cast<std::byte*>(data), bytes, std::move(free)};
   } catch (...) {
-    count(-std::min(bytes, most_bytes), name);
+    count(-std::min(bytes, most_counted_bytes), name);
     throw;
   }
 }
