@@ -25,18 +25,22 @@ struct Inputs {
   }
 };
 
-/// Takes the pointers of a recorded step from where they stand now.
-__device__ void find_states(GatedDeltaStep& step) {
-  if (step.states == nullptr) return;
-  step.state = step.states[0];
-  step.next_state = const_cast<float*>(step.states[1]);
+struct Gates {
+  float decay, rate;
+};
+
+__device__ Gates gates_of(const GatedDeltaNet& net, const GatedDeltaStep& step, std::int64_t token,
+                          std::int64_t head) {
+  const float* const given = step.gates + 2 * token * net.value_heads + head;
+  const float x = given[net.value_heads] + step.time_bias[head];
+  const float soft = x > 20.0F ? x : log1pf(expf(x));
+  return {expf(step.fading[head] * soft), 1.0F / (1.0F + expf(-given[0]))};
 }
 
 /// Of the convolution, whose channels go to warps head by head; of the gates; and the inputs that
 /// the next step sees. grid: (tokens, heads / warps of a block).
 __global__ void mix_kernel(GatedDeltaNet net, GatedDeltaStep step) {
   await_previous();
-  find_states(step);
   const std::int64_t width = net.qkv_width();
   const std::int64_t key_heads = 2 * net.key_heads;
   const std::int64_t heads = key_heads + net.value_heads;
@@ -66,11 +70,10 @@ __global__ void mix_kernel(GatedDeltaNet net, GatedDeltaStep step) {
     } else if (lane == 0) {
       const std::int64_t h = head - key_heads;
       const std::int64_t at = t * net.value_heads + h;
-      const float x = step.time[at] + step.time_bias[h];
-      const float soft = x > 20.0F ? x : log1pf(expf(x));
+      const Gates of = gates_of(net, step, t, h);
       float* const gates = step.room + step.tokens * width;
-      gates[at] = expf(step.fading[h] * soft);
-      gates[step.tokens * net.value_heads + at] = 1.0F / (1.0F + expf(-step.gate[at]));
+      gates[at] = of.decay;
+      gates[step.tokens * net.value_heads + at] = of.rate;
     }
   }
   if (blockIdx.x != 0) return;
@@ -130,48 +133,104 @@ __device__ inline float column_sum(float x) {
   return x + __shfl_xor_sync(all_lanes, x, 2);
 }
 
-// grid: (value heads, columns of a head / columns of a block). Thread 4 c + p has rows 16 i + 4 p
-// to 16 i + 4 p + 3 of column c, so that the four threads of a column read neighbours.
+/// A column of a head's matrix, in the registers of the threads that share it. Thread `part` has
+/// rows 16 i + 4 part to 16 i + 4 part + 3, so that the threads of a column read neighbours.
+template <int key_dim>
+class Column {
+ public:
+  /// part: from 0 to parts - 1. matrix: element (0, column) of the head's matrix in a state.
+  __device__ Column(const GatedDeltaNet& net, std::int64_t matrix, int part)
+      : net_(net), matrix_(matrix), part_(part) {}
+
+  /// state: null: zeros.
+  __device__ void load(const float* state) {
+    each([&](int row, float& s) {
+      s = state != nullptr && row < net_.key_dim ? state[matrix_ + row * net_.value_dim] : 0.0F;
+    });
+  }
+  __device__ void store(float* state) {
+    each([&](int row, float& s) {
+      if (row < net_.key_dim) state[matrix_ + row * net_.value_dim] = s;
+    });
+  }
+
+  /// Reads a token into the column, and returns what q gives of it, in each thread of the column.
+  /// q, k: [key_dim] in shared memory, 0 beyond the network's own.
+  __device__ float take(const float* q, const float* k, float v, const Gates& gates) {
+    float seen[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < fours; ++i) {
+      const float4 key = load4(k + row_of(i));
+      seen[0] += key.x * s_[i][0];
+      seen[1] += key.y * s_[i][1];
+      seen[2] += key.z * s_[i][2];
+      seen[3] += key.w * s_[i][3];
+    }
+    const float before = column_sum((seen[0] + seen[1]) + (seen[2] + seen[3]));
+    const float change = gates.rate * (v - gates.decay * before);
+    float given[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < fours; ++i) {
+      const float4 key = load4(k + row_of(i));
+      const float4 query = load4(q + row_of(i));
+      s_[i][0] = gates.decay * s_[i][0] + key.x * change;
+      s_[i][1] = gates.decay * s_[i][1] + key.y * change;
+      s_[i][2] = gates.decay * s_[i][2] + key.z * change;
+      s_[i][3] = gates.decay * s_[i][3] + key.w * change;
+      given[0] += query.x * s_[i][0];
+      given[1] += query.y * s_[i][1];
+      given[2] += query.z * s_[i][2];
+      given[3] += query.w * s_[i][3];
+    }
+    return column_sum((given[0] + given[1]) + (given[2] + given[3]));
+  }
+
+ private:
+  static constexpr int fours = key_dim / (4 * parts);
+
+  __device__ int row_of(int i) const { return 4 * parts * i + 4 * part_; }
+  template <class Body>
+  __device__ void each(Body body) {
+#pragma unroll
+    for (int i = 0; i < fours; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) body(row_of(i) + j, s_[i][j]);
+    }
+  }
+
+  const GatedDeltaNet& net_;
+  std::int64_t matrix_;
+  int part_;
+  float s_[fours][4];
+};
+
+// grid: (value heads, columns of a head / columns of a block). Threads 4 c and on have column c.
 template <int key_dim>
 __global__ void __launch_bounds__(delta_threads)
     delta_kernel(GatedDeltaNet net, GatedDeltaStep step) {
   await_previous();
-  find_states(step);
   extern __shared__ float memory[];
   auto* const tiles = reinterpret_cast<Tile<key_dim>*>(memory);
-  constexpr int fours = key_dim / (4 * parts);
   const std::int64_t head = blockIdx.x;
   const std::int64_t first_column = std::int64_t{blockIdx.y} * columns;
   const int c = static_cast<int>(threadIdx.x) / parts;
   const int part = static_cast<int>(threadIdx.x) % parts;
   const std::int64_t column = first_column + c;
   const bool there = column < net.value_dim;
-  const auto row_of = [&](int i, int j) { return 4 * parts * i + 4 * part + j; };
 
-  for (int i = static_cast<int>(threadIdx.x);
-       i < 2 * tile * (key_dim - static_cast<int>(net.key_dim)); i += delta_threads) {
-    const int beyond = key_dim - static_cast<int>(net.key_dim);
+  const int beyond = key_dim - static_cast<int>(net.key_dim);
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * tile * beyond; i += delta_threads) {
     Tile<key_dim>& one = tiles[i / (tile * beyond)];
     const int t = i / beyond % tile;
     const int at = static_cast<int>(net.key_dim) + i % beyond;
     one.q[t][at] = one.k[t][at] = 0;
   }
 
-  const std::int64_t matrix = net.matrices_at() + head * net.key_dim * net.value_dim + column;
-  float s[fours][4];
-#pragma unroll
-  for (int i = 0; i < fours; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int row = row_of(i, j);
-      const bool has = there && step.state != nullptr && row < net.key_dim;
-      s[i][j] = has ? step.state[matrix + row * net.value_dim] : 0.0F;
-    }
-  }
-
+  Column<key_dim> s(net, net.matrices_at() + head * net.key_dim * net.value_dim + column, part);
+  s.load(there ? step.state : nullptr);
   copy_tile(net, step, head, first_column, 0, tiles[0]);
   __pipeline_commit();
-  float* out = step.out + head * net.value_dim + column;
+  float* const out = step.out + head * net.value_dim + column;
   for (std::int64_t first = 0; first < step.tokens; first += tile) {
     const int now = static_cast<int>(first / tile % 2);
     if (first + tile < step.tokens)
@@ -182,58 +241,90 @@ __global__ void __launch_bounds__(delta_threads)
     const Tile<key_dim>& one = tiles[now];
     const int count = static_cast<int>(min(std::int64_t{tile}, step.tokens - first));
     for (int t = 0; t < count; ++t) {
-      const float decay = one.decay[t];
-      float seen[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (int i = 0; i < fours; ++i) {
-        const float4 k = load4(&one.k[t][row_of(i, 0)]);
-        seen[0] += k.x * s[i][0];
-        seen[1] += k.y * s[i][1];
-        seen[2] += k.z * s[i][2];
-        seen[3] += k.w * s[i][3];
-      }
-      const float before = column_sum((seen[0] + seen[1]) + (seen[2] + seen[3]));
-      const float change = one.rate[t] * ((there ? one.v[t][c] : 0.0F) - decay * before);
-      float given[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (int i = 0; i < fours; ++i) {
-        const float4 k = load4(&one.k[t][row_of(i, 0)]);
-        const float4 q = load4(&one.q[t][row_of(i, 0)]);
-        s[i][0] = decay * s[i][0] + k.x * change;
-        s[i][1] = decay * s[i][1] + k.y * change;
-        s[i][2] = decay * s[i][2] + k.z * change;
-        s[i][3] = decay * s[i][3] + k.w * change;
-        given[0] += q.x * s[i][0];
-        given[1] += q.y * s[i][1];
-        given[2] += q.z * s[i][2];
-        given[3] += q.w * s[i][3];
-      }
-      const float sum = column_sum((given[0] + given[1]) + (given[2] + given[3]));
-      if (part == 0 && there) out[(first + t) * net.value_width()] = sum;
+      const float given =
+          s.take(one.q[t], one.k[t], there ? one.v[t][c] : 0.0F, {one.decay[t], one.rate[t]});
+      if (part == 0 && there) out[(first + t) * net.value_width()] = given;
     }
     __syncthreads();  // the next copies overwrite this tile
   }
+  if (there) s.store(step.next_state);
+}
 
-  if (!there) return;
-#pragma unroll
-  for (int i = 0; i < fours; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int row = row_of(i, j);
-      if (row < net.key_dim) step.next_state[matrix + row * net.value_dim] = s[i][j];
-    }
+// All of a step of one token, in one launch: a block convolves what its columns need. grid: as of
+// delta_kernel.
+template <int key_dim>
+__global__ void __launch_bounds__(delta_threads)
+    delta_token_kernel(GatedDeltaNet net, GatedDeltaStep step) {
+  await_previous();
+  if (step.states != nullptr) {  // of a recorded step, where they stand now
+    step.state = step.states[0];
+    step.next_state = const_cast<float*>(step.states[1]);
   }
+  __shared__ float q[key_dim], k[key_dim];
+  __shared__ float sums[delta_threads / warp];
+  const std::int64_t head = blockIdx.x;
+  const std::int64_t of_key = net.value_heads / net.key_heads;
+  const std::int64_t column =
+      std::int64_t{blockIdx.y} * columns + static_cast<int>(threadIdx.x) / parts;
+  const int part = static_cast<int>(threadIdx.x) % parts;
+  const bool there = column < net.value_dim;
+  Column<key_dim> s(net, net.matrices_at() + head * net.key_dim * net.value_dim + column, part);
+  s.load(there ? step.state : nullptr);
+
+  const Inputs inputs{step.qkv, step.state, net.qkv_width(), net.kernel - 1};
+  const auto keep = [&](std::int64_t channel) {
+    for (std::int64_t j = 0; j < net.kernel - 1; ++j)
+      step.next_state[j * inputs.width + channel] = inputs.of(2 - net.kernel + j, channel);
+  };
+  const auto mixed = [&](std::int64_t channel) {
+    float sum = 0;
+    for (std::int64_t j = 0; j < net.kernel; ++j)
+      sum += step.kernel[j * inputs.width + channel] * inputs.of(1 - net.kernel + j, channel);
+    return sum / (1.0F + expf(-sum));
+  };
+  const bool first = head % of_key == 0 && blockIdx.y == 0;  // of the blocks of this key head
+  const auto unit = [&](std::int64_t channels, float scale, float* to) {
+    float squares = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < key_dim; i += delta_threads) {
+      const bool has = i < net.key_dim;
+      to[i] = has ? mixed(channels + i) : 0.0F;
+      squares += to[i] * to[i];
+      if (has && first) keep(channels + i);
+    }
+    const float by = scale / sqrtf(block_sum<delta_threads>(squares, sums) + delta_norm_epsilon);
+    for (int i = static_cast<int>(threadIdx.x); i < key_dim; i += delta_threads) to[i] *= by;
+  };
+  const std::int64_t key = head / of_key * net.key_dim;
+  unit(key, rsqrtf(static_cast<float>(net.key_dim)), q);
+  unit(net.key_width() + key, 1.0F, k);
+  const std::int64_t channel = 2 * net.key_width() + head * net.value_dim + column;
+  const float v = there ? mixed(channel) : 0.0F;
+  if (there && part == 0) keep(channel);
+  __syncthreads();
+  const float given = s.take(q, k, v, gates_of(net, step, 0, head));
+  if (!there) return;
+  if (part == 0) step.out[head * net.value_dim + column] = given;
+  s.store(step.next_state);
 }
 
 template <int key_dim>
 void launch_delta(const GatedDeltaNet& net, const GatedDeltaStep& step, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(net.value_heads),
+                  static_cast<unsigned>((net.value_dim - 1) / columns + 1));
+  if (step.tokens == 1) {
+    launch_overlapped(delta_token_kernel<key_dim>, grid, delta_threads, 0, stream, net, step);
+    return check_launch("the Gated DeltaNet kernel of one token");
+  }
+  const std::int64_t heads = 2 * net.key_heads + net.value_heads;
+  const dim3 mixing(static_cast<unsigned>(min(step.tokens, std::int64_t{4096})),
+                    static_cast<unsigned>((heads - 1) / (block / warp) + 1));
+  launch_overlapped(mix_kernel, mixing, block, 0, stream, net, step);
+  check_launch("the convolution kernel");
   constexpr int bytes = 2 * static_cast<int>(sizeof(Tile<key_dim>));
   if (bytes > 48 * 1024) {
     TOPKV_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(delta_kernel<key_dim>),
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   }
-  const dim3 grid(static_cast<unsigned>(net.value_heads),
-                  static_cast<unsigned>((net.value_dim - 1) / columns + 1));
   launch_overlapped(delta_kernel<key_dim>, grid, delta_threads, bytes, stream, net, step);
   check_launch("the Gated DeltaNet kernel");
 }
@@ -290,11 +381,6 @@ __global__ void scale_rows_kernel(const float* weights, std::int64_t count, std:
 
 void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step, cudaStream_t stream) {
   if (step.tokens == 0) return;
-  const std::int64_t heads = 2 * net.key_heads + net.value_heads;
-  const dim3 grid(static_cast<unsigned>(min(step.tokens, std::int64_t{4096})),
-                  static_cast<unsigned>((heads - 1) / (block / warp) + 1));
-  launch_overlapped(mix_kernel, grid, block, 0, stream, net, step);
-  check_launch("the convolution kernel");
   if (net.key_dim <= 64) {
     launch_delta<64>(net, step, stream);
   } else if (net.key_dim <= 128) {

@@ -20,15 +20,18 @@ constexpr std::int64_t gated_delta_room(const GatedDeltaNet& net, std::int64_t t
 /// memory.
 struct GatedDeltaStep {
   std::int64_t tokens = 1;
-  const float* qkv = nullptr;     ///< [tokens, qkv_width], as the projection gives them
-  const float* gate = nullptr;    ///< [tokens, value_heads]: a sigmoid of it is the learning rate
-  const float* time = nullptr;    ///< [tokens, value_heads]: what the decay comes from
+  const float* qkv = nullptr;  ///< [tokens, qkv_width], as the projection gives them
+  /// [tokens, 2, value_heads]: for each head what the learning rate is a sigmoid of, then, for each
+  /// head, x of the decay.
+  const float* gates = nullptr;
   const float* kernel = nullptr;  ///< weights of the convolution, [kernel, qkv_width], oldest first
-  const float* fading = nullptr;  ///< [value_heads], below 0: the decay is e^(fading x), where x
-  const float* time_bias = nullptr;  ///< is softplus(time + time_bias); [value_heads]
-  const float* state = nullptr;      ///< before the tokens; null: there is no earlier token
-  float* next_state = nullptr;       ///< after them; not `state`
-  /// Null, or where these two pointers stand in the device's memory: for a step that is recorded.
+  const float* fading = nullptr;  ///< [value_heads], below 0
+  const float* time_bias =
+      nullptr;                   ///< [value_heads]; the decay is e^(fading softplus(x + time_bias))
+  const float* state = nullptr;  ///< before the tokens; null: there is no earlier token
+  float* next_state = nullptr;   ///< after them; not `state`
+  /// Null, or where these two pointers stand in the device's memory: for one token, whose step is
+  /// recorded.
   const float* const* states = nullptr;
   float* room = nullptr;  ///< gated_delta_room(net, tokens) floats
   float* out = nullptr;   ///< [tokens, value_heads, value_dim]

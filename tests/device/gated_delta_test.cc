@@ -29,7 +29,7 @@ void PrintTo(const DeltaCase& c, std::ostream* out) { *out << c.device << " " <<
 
 /// What a layer reads, and its weights.
 struct DeltaText {
-  std::vector<float> qkv, gate, time, kernel, fading, time_bias;
+  std::vector<float> qkv, gates, kernel, fading, time_bias;
 };
 
 DeltaText draw(const GatedDeltaNet& net, std::int64_t tokens) {
@@ -42,8 +42,10 @@ DeltaText draw(const GatedDeltaNet& net, std::int64_t tokens) {
   };
   DeltaText text;
   text.qkv = values(tokens * net.qkv_width(), 0, 1);
-  text.gate = values(tokens * net.value_heads, 0, 1);
-  text.time = values(tokens * net.value_heads, -1, 2);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (const auto& gates : {values(net.value_heads, 0, 1), values(net.value_heads, -1, 2)})
+      text.gates.insert(text.gates.end(), gates.begin(), gates.end());
+  }
   text.kernel = values(net.kernel * net.qkv_width(), 0, 0.5F);
   text.fading = values(net.value_heads, -0.5F, 0.2F);
   for (float& fading : text.fading) fading = std::min(fading, -0.01F);
@@ -85,10 +87,10 @@ Reference run_reference(const GatedDeltaNet& net, const DeltaText& text, std::in
       const std::int64_t key_head = h / (net.value_heads / net.key_heads);
       const auto q = unit(key_head * net.key_dim);
       const auto k = unit(net.key_width() + key_head * net.key_dim);
-      const std::int64_t gate = t * net.value_heads + h;
-      const double x = at(text.time, gate) + at(text.time_bias, h);
+      const std::int64_t gate = 2 * t * net.value_heads + h;
+      const double x = at(text.gates, gate + net.value_heads) + at(text.time_bias, h);
       const double decay = std::exp(at(text.fading, h) * std::log1p(std::exp(x)));
-      const double rate = 1 / (1 + std::exp(-at(text.gate, gate)));
+      const double rate = 1 / (1 + std::exp(-at(text.gates, gate)));
       double* const matrix = matrices.data() + h * net.key_dim * net.value_dim;
       for (std::int64_t v = 0; v < net.value_dim; ++v) {
         double seen = 0;
@@ -142,16 +144,14 @@ class GatedDelta : public testing::TestWithParam<DeltaCase> {
         return place.put(std::vector<float>(from, from + count * width));
       };
       const Buffer qkv = part(text.qkv, net.qkv_width());
-      const Buffer gate = part(text.gate, net.value_heads);
-      const Buffer time = part(text.time, net.value_heads);
+      const Buffer gates = part(text.gates, 2 * net.value_heads);
       const Buffer room = place.room(gated_delta_room(net, count));
       const Buffer out = place.room(count * net.value_width());
       {
         const auto lock = place.compute().lock();
         place.compute().gated_delta(net, {.tokens = count,
                                           .qkv = qkv.floats(),
-                                          .gate = gate.floats(),
-                                          .time = time.floats(),
+                                          .gates = gates.floats(),
                                           .kernel = kernel.floats(),
                                           .fading = fading.floats(),
                                           .time_bias = time_bias.floats(),

@@ -63,8 +63,9 @@ void gated_delta_on_host(const GatedDeltaNet& net, const GatedDeltaStep& given) 
       }
       for (std::int64_t h = 0; h < heads; ++h) {
         const std::int64_t at = t * heads + h;
-        decays[at] = std::exp(step.fading[h] * softplus(step.time[at] + step.time_bias[h]));
-        rates[at] = sigmoid(step.gate[at]);
+        const float* const gates = step.gates + 2 * t * heads + h;
+        decays[at] = std::exp(step.fading[h] * softplus(gates[heads] + step.time_bias[h]));
+        rates[at] = sigmoid(gates[0]);
       }
     }
   });

@@ -38,8 +38,7 @@ void Forward::lay_out_delta(const GatedDeltaNet& net, std::int64_t layers, std::
   const std::int64_t tokens = std::min(chunk, delta_tokens);
   place(out.delta_qkv, tokens * net.qkv_width(), f32);
   place(out.delta_z, tokens * net.value_width(), f32);
-  place(out.delta_gate, tokens * net.value_heads, f32);
-  place(out.delta_time, tokens * net.value_heads, f32);
+  place(out.delta_gates, tokens * 2 * net.value_heads, f32);
   place(out.delta_room, gated_delta_room(net, tokens), f32);
   place(out.delta_out, tokens * net.value_width(), f32);
   place(out.delta_heads, tokens * net.value_width(), op);
@@ -333,7 +332,7 @@ void Forward::delta_inputs(const DeltaWeights& w, std::int64_t first, std::int64
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
   const std::byte* const x = a_.hidden + first * row;
   project({{w.qkv, nullptr, a_.delta_qkv}, {w.z, nullptr, a_.delta_z}}, x, count);
-  project({{w.gate, nullptr, a_.delta_gate}, {w.time, nullptr, a_.delta_time}}, x, count);
+  project({{w.gates, nullptr, a_.delta_gates}}, x, count);
 }
 
 void Forward::delta_output(const LayerWeights& w, std::int64_t first, std::int64_t count) {
@@ -366,8 +365,7 @@ GatedDeltaStep Forward::delta_step(const DeltaWeights& w, std::int64_t at,
   GatedDeltaStep step;
   step.tokens = tokens;
   step.qkv = a_.delta_qkv + at * net.qkv_width();
-  step.gate = a_.delta_gate + at * net.value_heads;
-  step.time = a_.delta_time + at * net.value_heads;
+  step.gates = a_.delta_gates + at * 2 * net.value_heads;
   step.kernel = w.kernel.data;
   step.fading = w.fading.data;
   step.time_bias = w.time_bias.data;

@@ -71,7 +71,7 @@ class Forward {
     float *q_next, *q_far;         // with dual chunk attention
     float *q_gated, *output_gate;  // with output gates: of q's projection, and q's gates
     // Of Gated DeltaNet layers, for some tokens at a time.
-    float *delta_qkv, *delta_z, *delta_gate, *delta_time, *delta_room, *delta_out;
+    float *delta_qkv, *delta_z, *delta_gates, *delta_room, *delta_out;
     float* delta_states[2];            // of one layer, between pieces
     std::byte* delta_heads;            // operand
     const float** state_table;         // of each layer, before and after a token

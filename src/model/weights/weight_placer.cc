@@ -11,6 +11,15 @@
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+/// Whether the elements of two matrices have one form.
+bool alike(const Matrix& a, const Matrix& b) {
+  return a.packing == b.packing && (a.packed() || a.dtype == b.dtype) && a.group == b.group &&
+         a.has_offsets == b.has_offsets;
+}
+
+}  // namespace
 
 ExpertMatrices Placer::experts(const ExpertMixture& mixture, const ExpertSource& source) {
   std::vector<MatrixSource> sources;
@@ -31,10 +40,17 @@ ExpertMatrices Placer::experts(const ExpertMixture& mixture, const ExpertSource&
   return all;
 }
 
-MatrixSource Placer::join(const std::string& name, std::span<const MatrixRows> pieces,
-                          std::int64_t in, WeightFormat format) const {
+MatrixSource Placer::join(const std::vector<TensorRows>& pieces, std::int64_t in,
+                          WeightFormat format) const {
   std::vector<MatrixSource> sources;
-  for (const MatrixRows& rows : pieces) sources.push_back(from_.matrix(name, rows, in, format));
+  for (const TensorRows& piece : pieces) {
+    sources.push_back(from_.matrix(piece.tensor, piece.rows, in, format));
+    if (alike(sources.back().form, sources.front().form)) continue;
+    throw Unsupported(
+        fmt::format("{}: tensors {} and {} differ in type or in how they are quantised; topkv "
+                    "multiplies them together: convert them to one type",
+                    path_text(from_.source()), pieces.front().tensor, piece.tensor));
+  }
   MatrixSource all{sources.front().form, {}, sources.front().order};
   all.form.data = nullptr;
   all.form.out_features = 0;
@@ -168,10 +184,7 @@ void Placer::make_alike(std::vector<MatrixSource>& sources) const {
     }
     const Matrix& first = sources.front().form;
     const Matrix& form = source.form;
-    if (form.packing == first.packing && (form.packed() || form.dtype == first.dtype) &&
-        form.group == first.group && form.has_offsets == first.has_offsets) {
-      continue;
-    }
+    if (alike(form, first)) continue;
     throw Unsupported(fmt::format(
         "{}: experts of one layer differ in type or in how they are quantised (the first and "
         "number {}); topkv runs experts that are alike",

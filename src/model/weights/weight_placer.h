@@ -53,13 +53,16 @@ class Placer {
     return place(from_.matrix(name, {0, out, out}, in, WeightFormat::stored));
   }
 
-  /// Several runs of rows of one tensor, one behind the other.
-  Matrix joined(const std::string& name, std::span<const MatrixRows> pieces, std::int64_t in) {
-    return place(join(name, pieces, in, format_));
+  struct TensorRows {
+    std::string tensor;
+    MatrixRows rows;
+  };
+  /// Several runs of rows, one behind the other.
+  Matrix joined(const std::vector<TensorRows>& pieces, std::int64_t in) {
+    return place(join(pieces, in, format_));
   }
-  Matrix unrounded_joined(const std::string& name, std::span<const MatrixRows> pieces,
-                          std::int64_t in) {
-    return place(join(name, pieces, in, WeightFormat::stored));
+  Matrix unrounded_joined(const std::vector<TensorRows>& pieces, std::int64_t in) {
+    return place(join(pieces, in, WeightFormat::stored));
   }
 
   /// A matrix [out, in] of each expert, by the names at + "0." + projection + ".weight" and so on.
@@ -96,7 +99,8 @@ class Placer {
   }
 
  private:
-  MatrixSource join(const std::string& name, std::span<const MatrixRows> pieces, std::int64_t in,
+  /// Throws Unsupported for pieces whose elements differ in form.
+  MatrixSource join(const std::vector<TensorRows>& pieces, std::int64_t in,
                     WeightFormat format) const;
   using ExpertSource = std::function<MatrixSource(std::int64_t expert)>;
   ExpertMatrices experts(const ExpertMixture& mixture, const ExpertSource& source);

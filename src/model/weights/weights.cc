@@ -104,19 +104,21 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
 /// Collects rows of a fused projection, which has a block of rows for each key head.
 class RowsByKeyHead {
  public:
-  RowsByKeyHead(std::int64_t heads, std::int64_t block) : heads_(heads), block_(block) {}
+  RowsByKeyHead(std::string tensor, std::int64_t heads, std::int64_t block)
+      : tensor_(std::move(tensor)), heads_(heads), block_(block) {}
 
   /// Adds rows first .. first + count of every block.
   void add(std::int64_t first, std::int64_t count) {
     for (std::int64_t h = 0; h < heads_; ++h)
-      rows_.push_back({h * block_ + first, count, heads_ * block_});
+      rows_.push_back({tensor_, {h * block_ + first, count, heads_ * block_}});
   }
   /// Returns what was added since the last call.
-  std::vector<MatrixRows> take() { return std::exchange(rows_, {}); }
+  std::vector<Placer::TensorRows> take() { return std::exchange(rows_, {}); }
 
  private:
+  std::string tensor_;
   std::int64_t heads_, block_;
-  std::vector<MatrixRows> rows_;
+  std::vector<Placer::TensorRows> rows_;
 };
 
 /// Qwen3-Next has for each key head q and k, then v and z of its value heads; b and a likewise.
@@ -125,19 +127,18 @@ void place_fused_delta(Placer& placer, const GatedDeltaNet& net, std::int64_t hi
   const std::int64_t of_head = net.value_heads / net.key_heads;
   const std::int64_t values = of_head * net.value_dim;
   const std::string wide = at + "in_proj_qkvz.weight";
-  RowsByKeyHead rows(net.key_heads, 2 * (net.key_dim + values));
+  RowsByKeyHead rows(wide, net.key_heads, 2 * (net.key_dim + values));
   rows.add(0, net.key_dim);
   rows.add(net.key_dim, net.key_dim);
   rows.add(2 * net.key_dim, values);
-  weights.qkv = placer.joined(wide, rows.take(), hidden);
+  weights.qkv = placer.joined(rows.take(), hidden);
   rows.add(2 * net.key_dim + values, values);
-  weights.z = placer.joined(wide, rows.take(), hidden);
+  weights.z = placer.joined(rows.take(), hidden);
   const std::string narrow = at + "in_proj_ba.weight";
-  RowsByKeyHead gates(net.key_heads, 2 * of_head);
+  RowsByKeyHead gates(narrow, net.key_heads, 2 * of_head);
   gates.add(0, of_head);
-  weights.gate = placer.unrounded_joined(narrow, gates.take(), hidden);
   gates.add(of_head, of_head);
-  weights.time = placer.unrounded_joined(narrow, gates.take(), hidden);
+  weights.gates = placer.unrounded_joined(gates.take(), hidden);
 }
 
 /// at: "model.layers.0.linear_attn."
@@ -151,8 +152,9 @@ DeltaWeights place_delta(Placer& placer, const ModelConfig& config, const Family
   } else {
     weights.qkv = placer.matrix(at + "in_proj_qkv.weight", net.qkv_width(), hidden);
     weights.z = placer.matrix(at + "in_proj_z.weight", net.value_width(), hidden);
-    weights.gate = placer.unrounded(at + "in_proj_b.weight", net.value_heads, hidden);
-    weights.time = placer.unrounded(at + "in_proj_a.weight", net.value_heads, hidden);
+    const MatrixRows all{0, net.value_heads, net.value_heads};
+    weights.gates = placer.unrounded_joined(
+        {{{at + "in_proj_b.weight", all}, {at + "in_proj_a.weight", all}}}, hidden);
   }
   weights.kernel = placer.convolution(at + "conv1d.weight", net.qkv_width(), net.kernel);
   weights.fading = placer.fading(at + "A_log", net.value_heads);

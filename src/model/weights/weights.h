@@ -38,7 +38,7 @@ struct MixtureWeights {
 /// In place of attention.
 struct DeltaWeights {
   Matrix qkv, z, out;        // [qkv_width, hidden], [value_width, hidden], [hidden, value_width]
-  Matrix gate, time;         // [value_heads, hidden], never rounded: GatedDeltaStep's
+  Matrix gates;              // [2 value_heads, hidden], never rounded: those of GatedDeltaStep
   Vector kernel;             // [kernel, qkv_width]
   Vector fading, time_bias;  // [value_heads]
   Vector norm;               // [value_dim]
