@@ -87,4 +87,20 @@ holds 'as loading tells them' grep -q -F "$(cat told)" log
 info "$fixtures/gguf-llama/model.gguf"
 holds 'factors of RoPE are told by their tensor' grep -q '^positions .* scaled by the factors of rope_freqs.weight$' out
 
+# Hybrids: weights of all kinds of layers count, and states are told.
+elements_of() { # the elements of a checkpoint's tensors
+  python3 - "$1/model.safetensors" <<'END'
+import json, math, struct, sys
+with open(sys.argv[1], "rb") as file:
+    header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+print(sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"))
+END
+}
+for name in qwen3-5 qwen3-5-moe qwen3-next; do
+  info --json "$fixtures/$name"
+  holds "the parameters of $name are those of its tensors" grep -q "\"parameters\":$(elements_of "$fixtures/$name")[,}]" out
+done
+info "$fixtures/qwen3-5"
+holds 'states of a hybrid are told' grep -q '^states      20.1 KiB in 3 of 4 layers, however long the text is$' out
+
 end

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <filesystem>
@@ -21,6 +22,7 @@
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
 #include "src/core/text/printable.h"
+#include "src/store/layer_states.h"
 #include "topkv/error.h"
 #include "topkv/memory_plan.h"
 
@@ -52,25 +54,46 @@ std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::
     return 3 * hidden * width + (biases ? 2 * width + hidden : 0);
   };
   if (!mixture.in(layer)) return of(config.intermediate_size, config.mlp_bias);
-  return experts * of(mixture.intermediate_size, mixture.biases) +
-         mixture.experts * (hidden + mixture.biases);
+  std::int64_t all = experts * of(mixture.intermediate_size, mixture.biases) +
+                     mixture.experts * (hidden + mixture.biases);
+  if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0)
+    all += of(shared, false) + hidden;
+  return all;
+}
+
+// Of the attention of a layer, without norms of its input and output.
+std::int64_t attention_parameters(const ModelConfig& config) {
+  const AttentionShape& shape = config.attention;
+  const std::int64_t q = shape.q_heads * shape.head_dim;
+  const std::int64_t kv = shape.kv_heads * shape.head_dim;
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t q_outputs = config.output_gate ? 2 * q : q;
+  std::int64_t layer = hidden * (q_outputs + 2 * kv) + q * hidden;  // q, k, v, output projections
+  if (config.qkv_bias) layer += q_outputs + 2 * kv;
+  if (config.o_bias) layer += hidden;
+  if (config.attention_sinks) layer += shape.q_heads;
+  if (config.qk_norm) layer += config.qk_norm_whole ? q + kv : 2 * shape.head_dim;
+  return layer;
+}
+
+// Of a Gated DeltaNet layer, likewise.
+std::int64_t delta_parameters(const ModelConfig& config) {
+  const GatedDeltaNet& net = config.delta;
+  return config.hidden_size * (net.qkv_width() + 2 * net.value_width() + 2 * net.value_heads) +
+         net.kernel * net.qkv_width() + 2 * net.value_heads + net.value_dim;
 }
 
 // Weights of the network that the configuration describes, with so many of its experts.
 std::int64_t parameters(const ModelConfig& config, std::int64_t experts) {
   const AttentionShape& shape = config.attention;
-  const std::int64_t q = shape.q_heads * shape.head_dim;
-  const std::int64_t kv = shape.kv_heads * shape.head_dim;
   const std::int64_t hidden = config.hidden_size;
-  std::int64_t layer = hidden * (q + 2 * kv) + q * hidden;  // q, k, v and output projections
-  layer += 2 * hidden * (config.norm_inputs + config.norm_outputs);
-  if (config.qkv_bias) layer += q + 2 * kv;
-  if (config.o_bias) layer += hidden;
-  if (config.attention_sinks) layer += shape.q_heads;
-  if (config.qk_norm) layer += config.qk_norm_whole ? q + kv : 2 * shape.head_dim;
+  const std::int64_t norms = 2 * hidden * (config.norm_inputs + config.norm_outputs);
   const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
-  std::int64_t all = shape.layers * layer + embeddings + hidden;
-  for (std::int64_t l = 0; l < shape.layers; ++l) all += mlp_parameters(config, l, experts);
+  std::int64_t all = embeddings + hidden;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    all += norms + mlp_parameters(config, l, experts);
+    all += shape.is_attention(l) ? attention_parameters(config) : delta_parameters(config);
+  }
   return all;
 }
 
@@ -169,6 +192,14 @@ std::string sliding_text(const AttentionShape& shape, KvDType dtype) {
                      byte_text(sliding * shape.kv_heads * dtype.row_bytes(shape.head_dim)));
 }
 
+// Empty: no layer has a recurrent state.
+std::string states_text(const AttentionShape& shape) {
+  const auto layers = std::ranges::count_if(shape.state_size, [](auto size) { return size > 0; });
+  if (layers == 0) return {};
+  return fmt::format("states      {} in {} of {} layers, however long the text is\n",
+                     byte_text(state_values(shape) * bytes_of(DType::f32)), layers, shape.layers);
+}
+
 void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
                 const WeightsFound& weights) {
   Json json;
@@ -198,6 +229,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["top_p"] = config.sampling.top_p;
   json["kv_dtype"] = flags.dtype;
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
+  json["states_bytes"] = state_values(config.attention) * bytes_of(DType::f32);
   json["kv_index"] = IndexSpec::default_for(config.attention.head_dim).text();
   for (const std::int64_t tokens : lengths) {
     const Need need = need_of(config, flags, weights, tokens);
@@ -222,6 +254,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   fmt::print("sampling    {} unless flags change it\n", sampling_text(config.sampling));
   fmt::print("rows        {}, {} per token{}\n", flags.dtype,
              byte_text(config.kv_bytes_per_token(dtype)), sliding_text(shape, dtype));
+  fmt::print("{}", states_text(shape));
   fmt::print("index       {} unless --kv-index names another\n\n",
              IndexSpec::default_for(shape.head_dim).text());
   std::vector<std::vector<std::string>> rows;
