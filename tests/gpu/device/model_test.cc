@@ -176,6 +176,8 @@ std::vector<Variant> variants() {
                            "mixtral",
                            "gpt-oss",
                            "qwen3-5",
+                           "qwen3-5-moe",
+                           "qwen3-next",
                            "gptq-qwen3-moe",
                            "fp8-qwen3-moe",
                            "mxfp4-gpt-oss",
