@@ -59,6 +59,8 @@ check check-quick check-python check-real check-smollm2: export CMAKE_CXX_COMPIL
 check check-quick check-python check-real check-smollm2: export CMAKE_CUDA_COMPILER_LAUNCHER = ccache
 check check-quick check-python check-real check-smollm2: export CCACHE_DIR = $(CURDIR)/build/ccache
 check check-quick check-python check-real check-smollm2: export CCACHE_NOHASHDIR = 1
+# Paths below this folder count from where the compiler runs, so that files that unity builds make are found again.
+check check-quick check-python check-real check-smollm2: export CCACHE_BASEDIR = $(CURDIR)
 # By one name: pip's builds would call the compiler as Python's own build did, which the cache takes for another.
 ifeq ($(origin CXX),default)
 CXX := c++
@@ -96,13 +98,13 @@ check-python check-real check-smollm2 docs: export PIP_DEFAULT_TIMEOUT = 60
 
 # Compiled as the dev preset does, so that the library comes out of the cache behind `make check`.
 check-python: setup
-	rm -rf build/check-python
+	rm -rf build/check-python build/check-python-build
 	python3 -m venv build/check-python
 	build/check-python/bin/pip install --quiet --no-compile --constraint bindings/tests/constraints.txt '.[$(PYTHON_EXTRAS)]' \
 	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES='$(checked_architectures)' \
 	  --config-settings cmake.define.CMAKE_CUDA_FLAGS='$(checked_cuda_flags)' \
 	  --config-settings cmake.build-type=RelWithDebInfo --config-settings cmake.define.TOPKV_WERROR=ON \
-	  --config-settings cmake.define.CMAKE_UNITY_BUILD=ON \
+	  --config-settings cmake.define.CMAKE_UNITY_BUILD=ON --config-settings build-dir=build/check-python-build \
 	  --config-settings cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO='-O2 -g1'
 	$(pytest)
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
