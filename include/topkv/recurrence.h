@@ -31,7 +31,9 @@ struct GatedDeltaNet {
   constexpr std::int64_t qkv_width() const { return 2 * key_width() + value_width(); }
   /// Returns where S begins in a state, and the values of a whole state.
   constexpr std::int64_t matrices_at() const { return (kernel - 1) * qkv_width(); }
-  constexpr std::int64_t state_size() const { return matrices_at() + value_heads * key_dim * value_dim; }
+  constexpr std::int64_t state_size() const {
+    return matrices_at() + value_heads * key_dim * value_dim;
+  }
 };
 
 }  // namespace topkv

@@ -25,11 +25,11 @@ struct GatedDeltaStep {
   /// head, x of the decay.
   const float* gates = nullptr;
   const float* kernel = nullptr;  ///< weights of the convolution, [kernel, qkv_width], oldest first
-  const float* fading = nullptr;  ///< [value_heads], below 0
-  const float* time_bias =
-      nullptr;                   ///< [value_heads]; the decay is e^(fading softplus(x + time_bias))
-  const float* state = nullptr;  ///< before the tokens; null: there is no earlier token
-  float* next_state = nullptr;   ///< after them; not `state`
+  /// [value_heads], below 0. The decay is e^(fading softplus(x + time_bias)).
+  const float* fading = nullptr;
+  const float* time_bias = nullptr;  ///< [value_heads]
+  const float* state = nullptr;      ///< before the tokens; null: there is no earlier token
+  float* next_state = nullptr;       ///< after them; not `state`
   /// Null, or where these two pointers stand in the device's memory: for one token, whose step is
   /// recorded.
   const float* const* states = nullptr;

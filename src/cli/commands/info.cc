@@ -61,7 +61,7 @@ std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::
   return all;
 }
 
-// Of the attention of a layer, without norms of its input and output.
+// Weights of the attention of one layer, without the norms of its input and output.
 std::int64_t attention_parameters(const ModelConfig& config) {
   const AttentionShape& shape = config.attention;
   const std::int64_t q = shape.q_heads * shape.head_dim;
@@ -76,14 +76,14 @@ std::int64_t attention_parameters(const ModelConfig& config) {
   return layer;
 }
 
-// Of a Gated DeltaNet layer, likewise.
+// Weights of one Gated DeltaNet layer, without the norms of its input and output.
 std::int64_t delta_parameters(const ModelConfig& config) {
   const GatedDeltaNet& net = config.delta;
   return config.hidden_size * (net.qkv_width() + 2 * net.value_width() + 2 * net.value_heads) +
          net.kernel * net.qkv_width() + 2 * net.value_heads + net.value_dim;
 }
 
-// Weights of the network that the configuration describes, with so many of its experts.
+// Weights of the network. experts: the number of experts of each layer that count.
 std::int64_t parameters(const ModelConfig& config, std::int64_t experts) {
   const AttentionShape& shape = config.attention;
   const std::int64_t hidden = config.hidden_size;

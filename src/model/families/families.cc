@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 
 namespace topkv {
 
@@ -13,18 +12,24 @@ constexpr NormNames gemma_norms = {.before_attention = "input_layernorm",
                                    .before_mlp = "pre_feedforward_layernorm",
                                    .after_mlp = "post_feedforward_layernorm"};
 
-constexpr GatedDeltaNet delta_net = {
-    .key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .kernel = 4};
-
-/// Keys of a family with Gated DeltaNet layers, and some more.
-std::vector<std::string_view> hybrid_keys(std::initializer_list<std::string_view> more) {
-  std::vector<std::string_view> keys = {
-      "attention_bias",      "layer_types",           "full_attention_interval",
-      "attn_output_gate",    "linear_num_key_heads",  "linear_num_value_heads",
-      "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
-      "mamba_ssm_dtype",     "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"};
-  keys.insert(keys.end(), more);
-  return keys;
+/// Adds what Qwen's hybrids have in common to what one of them has of its own.
+Family hybrid(Family own) {
+  own.q_heads = 16;
+  own.head_dim = 256;
+  own.max_position = 32768;
+  own.reads_attention_bias = true;
+  own.partial_rotary = true;
+  own.partial_rotary_factor = 0.25;
+  own.norm_offset = 1;
+  own.qk_norm = true;
+  own.delta = {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .kernel = 4};
+  own.output_gate = true;
+  own.own_keys.insert(own.own_keys.end(),
+                      {"attention_bias", "layer_types", "full_attention_interval",
+                       "attn_output_gate", "linear_num_key_heads", "linear_num_value_heads",
+                       "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+                       "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"});
+  return own;
 }
 
 }  // namespace
@@ -277,69 +282,39 @@ std::span<const Family> families() {
        .class_name = "gemma3"},
       // Qwen3.5, 3.6 and 3.8, the dense models. Positions of a text are those of RoPE without
       // sections for pictures.
-      {.name = "qwen3_5",
-       .vocab_size = 248320,
-       .intermediate_size = 12288,
-       .q_heads = 16,
-       .kv_heads = 4,
-       .head_dim = 256,
-       .max_position = 32768,
-       .reads_attention_bias = true,
-       .partial_rotary = true,
-       .partial_rotary_factor = 0.25,
-       .norm_offset = 1,
-       .qk_norm = true,
-       .delta = delta_net,
-       .output_gate = true,
-       .own_keys = hybrid_keys({"mlp_only_layers"})},
+      hybrid({.name = "qwen3_5",
+              .vocab_size = 248320,
+              .intermediate_size = 12288,
+              .kv_heads = 4,
+              .own_keys = {"mlp_only_layers"}}),
       // Qwen3.5-35B-A3B and the like.
-      {.name = "qwen3_5_moe",
-       .vocab_size = 248320,
-       .hidden_size = 2048,
-       .intermediate_size = 5632,
-       .layers = 40,
-       .q_heads = 16,
-       .kv_heads = 2,
-       .head_dim = 256,
-       .max_position = 32768,
-       .reads_attention_bias = true,
-       .partial_rotary = true,
-       .partial_rotary_factor = 0.25,
-       .norm_offset = 1,
-       .qk_norm = true,
-       .delta = delta_net,
-       .output_gate = true,
-       .mixture = {.experts = 256, .per_token = 8, .intermediate_size = 512, .shared = 512},
-       .own_keys = hybrid_keys({"mlp_only_layers", "num_experts", "num_experts_per_tok",
-                                "moe_intermediate_size", "shared_expert_intermediate_size"})},
+      hybrid({.name = "qwen3_5_moe",
+              .vocab_size = 248320,
+              .hidden_size = 2048,
+              .intermediate_size = 5632,
+              .layers = 40,
+              .kv_heads = 2,
+              .mixture = {.experts = 256, .per_token = 8, .intermediate_size = 512, .shared = 512},
+              .own_keys = {"mlp_only_layers", "num_experts", "num_experts_per_tok",
+                           "moe_intermediate_size", "shared_expert_intermediate_size"}}),
       // Qwen3-Next-80B-A3B.
-      {.name = "qwen3_next",
-       .vocab_size = 151936,
-       .hidden_size = 2048,
-       .intermediate_size = 5632,
-       .layers = 48,
-       .q_heads = 16,
-       .kv_heads = 2,
-       .head_dim = 256,
-       .max_position = 32768,
-       .reads_attention_bias = true,
-       .partial_rotary = true,
-       .partial_rotary_factor = 0.25,
-       .norm_offset = 1,
-       .qk_norm = true,
-       .delta = delta_net,
-       .fused_delta = true,
-       .output_gate = true,
-       .mixture = {.experts = 512,
-                   .per_token = 10,
-                   .intermediate_size = 512,
-                   .reads_softmax = true,
-                   .norm_topk_prob = true,
-                   .shared = 512,
-                   .reads_layers = true},
-       .own_keys = hybrid_keys({"num_experts", "num_experts_per_tok", "moe_intermediate_size",
-                                "shared_expert_intermediate_size", "norm_topk_prob",
-                                "decoder_sparse_step", "mlp_only_layers"})},
+      hybrid({.name = "qwen3_next",
+              .vocab_size = 151936,
+              .hidden_size = 2048,
+              .intermediate_size = 5632,
+              .layers = 48,
+              .kv_heads = 2,
+              .fused_delta = true,
+              .mixture = {.experts = 512,
+                          .per_token = 10,
+                          .intermediate_size = 512,
+                          .reads_softmax = true,
+                          .norm_topk_prob = true,
+                          .shared = 512,
+                          .reads_layers = true},
+              .own_keys = {"num_experts", "num_experts_per_tok", "moe_intermediate_size",
+                           "shared_expert_intermediate_size", "norm_topk_prob",
+                           "decoder_sparse_step", "mlp_only_layers"}}),
   }};
   return all;
 }
