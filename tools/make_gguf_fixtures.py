@@ -5,7 +5,7 @@ The files are written by the `gguf` package, and what their blocks stand for is 
 them: transformers computes the logits over those weights, in float32. Blocks of types that the
 package cannot make (q2_K to q6_K, iq4) are random bytes with scales that give weights of the usual
 size. Tensors have the names that the package's own table gives them. As llama.cpp's converter does,
-rows of q and k are put into another order for "llama" and "smollm3", the scaling of Llama 3.1's
+rows of q and k are put into another order for "llama", "mistral3" and "smollm3", the scaling of Llama 3.1's
 RoPE is told by the tensor rope_freqs.weight, norms of Gemma have 1 added, and experts are stacked,
 gate and up apart. Gemma 3's file does not say which layers slide, nor with which RoPE; gpt-oss's
 does not say that YaRN's bounds are not rounded.
@@ -112,6 +112,13 @@ VARIANTS = {
     "gguf-llama-fp4": (COMMON | dict(model_type="llama", hidden_size=64, intermediate_size=64, head_dim=32,
                                      num_hidden_layers=1, rope_parameters=theta(10000.0)),
                        {"": Type.MXFP4}),
+    # Queries that grow with their position, three times over this text.
+    "gguf-mistral3": (COMMON | dict(model_type="ministral3", hidden_size=64, intermediate_size=64, head_dim=32,
+                                    num_hidden_layers=2, rope_parameters=dict(
+                                        YARN, rope_theta=1000.0, factor=16.0, mscale=1.0, mscale_all_dim=1.0,
+                                        original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0,
+                                        llama_4_scaling_beta=0.4)),
+                      {"": Type.Q8_0, "down_proj": Type.Q5_0}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
@@ -120,8 +127,8 @@ VARIANTS["gguf-qwen2"][0].pop("head_dim")
 CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between float32 and float32
 
 ARCHITECTURES = {"mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe",
-                 "gpt_oss": "gpt-oss"}
-PAIRED = ("llama", "mixtral", "smollm3")  # rows of q and k are put into another order
+                 "gpt_oss": "gpt-oss", "ministral3": "mistral3"}
+PAIRED = ("llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
 # so that weights are about 0 on average.
@@ -255,6 +262,9 @@ def write_metadata(writer, config):
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    if config.model_type == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

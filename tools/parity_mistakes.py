@@ -54,6 +54,13 @@ def without_attention_factor(model):
     with_rope(model, lambda frequencies, factor, rope: (frequencies, 1.0))
 
 
+def with_growth(**changes):
+    """Other parameters of how queries grow; RoPE's angles are made already."""
+    def change(model):
+        model.config.rope_parameters.update(changes)
+    return change
+
+
 def with_other_pair_factors(model):
     """LongRoPE's short factors for the long ones and the other way round."""
     def change(frequencies, factor, rope):
@@ -102,8 +109,12 @@ def mistakes(model):
     kind = config.rope_parameters.get("full_attention", config.rope_parameters).get("rope_type")
     if kind != "default":
         yield "no rope scaling", with_plain_rope
-    if kind in ("yarn", "longrope"):
+    if kind in ("yarn", "longrope") and not config.model_type == "ministral3":  # whose factor is 1
         yield "no attention factor", without_attention_factor
+    if config.model_type == "ministral3":
+        yield "queries that do not grow", with_growth(llama_4_scaling_beta=0.0)
+        length = config.rope_parameters["original_max_position_embeddings"]
+        yield "queries that grow a token late", with_growth(original_max_position_embeddings=length + 1)
     if kind == "longrope":
         yield "other pair factors", with_other_pair_factors
     if any(window_layers(config)):
@@ -244,6 +255,6 @@ def mistakes_of_families(model):
 
 
 def window_layers(config):
-    if config.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+    if config.model_type in ("mistral", "ministral3", "mixtral", "phi3", "qwen3_moe"):
         return [config.sliding_window is not None] * config.num_hidden_layers
     return [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []]

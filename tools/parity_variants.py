@@ -233,4 +233,12 @@ VARIANTS = {
                        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
                        shared_expert_intermediate_size=24, mlp_only_layers=[1], rms_norm_eps=1e-6,
                        rope_parameters=theta(100000.0) | dict(partial_rotary_factor=0.25)),
+    # As Ministral 3: queries grow with their position, six times over this text.
+    "ministral3": dict(model_type="ministral3", tokens=96, dtype=torch.bfloat16, hidden_size=32,
+                       intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                       head_dim=64,
+                       rope_parameters=dict(
+                           rope_type="yarn", rope_theta=1000.0, factor=16.0,
+                           original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0,
+                           mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)),
 }

@@ -8,8 +8,8 @@
 //
 // Families, by model_type:
 //
-// - llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2, gemma3_text: dense
-//   decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
+// - llama, mistral, ministral3, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2, gemma3_text:
+//   dense decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
 // - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
 // - qwen3_5, qwen3_5_moe, qwen3_next: hybrids. Each fourth layer is attention, and the others are
 //   Gated DeltaNet. The last two have a mixture of experts.
@@ -81,6 +81,16 @@ enum class LayerRope : std::uint8_t {
   none,     ///< no rotation: the layer does not know positions (some layers of SmolLM3)
 };
 
+/// A factor on queries that grows with the position (Ministral 3, after Llama 4). The query of
+/// position p is multiplied by 1 + beta ln(1 + floor(p / length)).
+struct QueryGrowth {
+  double beta = 0;          ///< llama_4_scaling_beta of config.json; 0: queries do not grow
+  std::int64_t length = 0;  ///< original_max_position_embeddings of config.json
+
+  /// Returns the factor of a position.
+  double at(std::int64_t position) const;
+};
+
 /// Dual chunk attention (An et al. 2024, arXiv 2402.17463), as the files of Qwen2.5-1M and
 /// Qwen3-2507 ask for it and as vLLM computes it.
 ///
@@ -144,6 +154,7 @@ struct ModelConfig {
   RopeScaling rope_scaling;
   std::int64_t rotary_dim = 0;    ///< number of a head's first elements that RoPE turns; even
   bool rope_interleaved = false;  ///< pairs are elements (2i, 2i + 1), not (i, i + rotary_dim / 2)
+  QueryGrowth query_growth;       ///< every layer has RoPE over the whole head, if beta is not 0
   DualChunk dual_chunk;
   double sliding_rope_theta = 0;           ///< theta of LayerRope::sliding; 0: no layer has it
   std::vector<LayerRope> layer_rope = {};  ///< [layers]; empty: LayerRope::model in every layer

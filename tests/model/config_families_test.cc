@@ -67,6 +67,8 @@ TEST_F(ConfigFamilies, MissingKeysMeanWhatTheyMeanInTransformers) {
        true, false, true, true, false},
       {"gemma3_text", 262208, 2304, 9216, 26, 8, 4, 256, 256, 131072, 1e-6, 1e6, 2, {1},
        true, false, true, true, true},
+      {"ministral3", 131072, 4096, 14336, 34, 32, 8, 128, 128, 262144, 1e-5, 1e6, 1, {2},
+       false, false, true, false, false},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.type);
@@ -229,6 +231,58 @@ TEST_F(ConfigFamilies, GemmaThreeHasAThetaForEachKindOfLayer) {
   expect_error<Unsupported>(
       [&] { load(small("gemma3_text", {{"use_bidirectional_attention", true}})); }, file() + ": ",
       {"use_bidirectional_attention is true"});
+}
+
+TEST_F(ConfigFamilies, QueriesOfMinistralGrowWithTheirPosition) {
+  ModelConfig config = load(small("ministral3"));  // without rope_parameters
+  EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::yarn);
+  EXPECT_EQ(config.rope_scaling.factor, 16);
+  EXPECT_EQ(config.rope_scaling.original_max_position, 16384);
+  EXPECT_EQ(config.rope_scaling.attention_factor, 1);
+  EXPECT_EQ(config.query_growth.beta, 0.1);
+  EXPECT_EQ(config.query_growth.at(16383), 1);
+  EXPECT_DOUBLE_EQ(config.query_growth.at(16384), 1 + 0.1 * std::log(2.0));
+  EXPECT_DOUBLE_EQ(config.query_growth.at(4 * 16384 - 1), 1 + 0.1 * std::log(4.0));
+
+  Json rope = {{"rope_type", "yarn"},
+               {"type", "yarn"},
+               {"rope_theta", 5e5},
+               {"factor", 8.0},
+               {"original_max_position_embeddings", 512},
+               {"max_position_embeddings", 4096},
+               {"llama_4_scaling_beta", 0.25}};
+  const auto with = [&](const Json& parameters) {
+    return load(small("ministral3", {{"rope_parameters", parameters}}));
+  };
+  config = with(rope);
+  EXPECT_EQ(config.rope_theta, 5e5);
+  EXPECT_DOUBLE_EQ(config.query_growth.at(1024), 1 + 0.25 * std::log(3.0));
+  EXPECT_TRUE(config.warnings.empty());
+  EXPECT_EQ(load(small("mistral", {{"rope_parameters", rope}})).query_growth.beta, 0);
+  EXPECT_EQ(load(small("mistral", {{"rope_parameters", rope}})).warnings.size(), 1U);
+
+  const Json plain = {{"rope_type", "default"}, {"llama_4_scaling_beta", 0.0}};
+  EXPECT_EQ(with(plain).query_growth.at(1 << 20), 1);
+  const auto refused = [&](const Json& parameters, std::string_view says) {
+    expect_error<FileError>([&] { with(parameters); }, file() + ": rope_parameters.", {says});
+  };
+  rope["llama_4_scaling_beta"] = -0.1;
+  refused(rope, "llama_4_scaling_beta is -0.1");
+  rope["llama_4_scaling_beta"] = "0.1";
+  refused(rope, "llama_4_scaling_beta is \"0.1\"");
+  rope.erase("llama_4_scaling_beta");
+  refused(rope, "llama_4_scaling_beta is missing");
+  refused({{"rope_type", "default"}, {"llama_4_scaling_beta", 0.1}},
+          "original_max_position_embeddings is missing");
+  expect_error<Unsupported>(
+      [&] {
+        load(small("ministral3", {{"rope_parameters",
+                                   {{"rope_type", "default"},
+                                    {"original_max_position_embeddings", 512},
+                                    {"llama_4_scaling_beta", 0.1}}},
+                                  {"dual_chunk_attention_config", {{"chunk_size", 64}}}}));
+      },
+      file() + ": ", {"dual_chunk_attention_config", "queries that grow with their position"});
 }
 
 TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {

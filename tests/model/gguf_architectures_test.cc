@@ -107,17 +107,34 @@ TEST_F(GgufArchitectures, QKAndVMayBeOneTensor) {
   expect_refused<FileError>(file, {"has no tensor blk.1.attn_q.weight", "[160, 96]"});
 }
 
-TEST_F(GgufArchitectures, Mistral3IsALlamaUnlessItsQueriesDependOnTheirPosition) {
+TEST_F(GgufArchitectures, Mistral3IsALlamaWhoseQueriesMayGrow) {
   const auto tokens = some_tokens(20, 101);
   const auto logits = logits_both_ways(Model::load(write(called("llama"))), tokens);
   gguf::File file = called("mistral3");
   const Model model = Model::load(write(file));
-  EXPECT_EQ(model.config().model_type, "mistral");
+  EXPECT_EQ(model.config().model_type, "ministral3");
+  EXPECT_EQ(model.config().query_growth.beta, 0);
   EXPECT_TRUE(model.config().attention.sliding_window.empty());
   EXPECT_TRUE(model.config().warnings.empty()) << model.config().warnings.front();
   EXPECT_EQ(logits_both_ways(model, tokens), logits);
-  file.set(gguf::real("mistral3.attention.temperature_scale", 0.1F));
-  expect_refused<Unsupported>(file, {"attention.temperature_scale is 0.1"});
+  file.set(gguf::real("mistral3.attention.temperature_scale", 0.25F));
+  expect_refused<FileError>(file, {"rope.scaling.original_context_length is missing"});
+  file.set(gguf::number("mistral3.rope.scaling.original_context_length", 8));
+  const ModelConfig config = load(file);
+  EXPECT_EQ(config.query_growth.beta, 0.25);
+  EXPECT_EQ(config.query_growth.length, 8);
+  EXPECT_TRUE(config.warnings.empty());
+  EXPECT_NE(logits_both_ways(Model::load(write(file)), tokens), logits);
+  file.set(gguf::words("mistral3.rope.scaling.type", "yarn"));
+  file.set(gguf::real("mistral3.rope.scaling.factor", 4));
+  EXPECT_GT(load(file).rope_scaling.attention_factor, 1);
+  file.set(gguf::real("mistral3.rope.scaling.yarn_log_multiplier", 1));
+  EXPECT_EQ(load(file).rope_scaling.attention_factor, 1);
+  file.set(gguf::real("mistral3.attention.temperature_scale", -0.1F));
+  expect_refused<FileError>(file, {"attention.temperature_scale is -0.1"});
+  gguf::File other = called("llama");
+  other.set(gguf::real("llama.attention.temperature_scale", 0.1F));
+  expect_refused<Unsupported>(other, {"attention.temperature_scale is 0.1"});
 }
 
 TEST_F(GgufArchitectures, WhatGemma2sFilesDoNotSayIsTheArchitectures) {

@@ -4,12 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
 
@@ -164,52 +160,6 @@ TEST_F(Hybrid, AnswersThatGrowTogetherAreThoseOfEachAlone) {
       EXPECT_EQ(one.result.tokens, alone[static_cast<std::size_t>(at)]);
     }
   }
-}
-
-/// The same checkpoint as its makers publish it: the text model within one that reads pictures.
-TEST_F(Hybrid, TheTextModelOfOneThatReadsPicturesIsTheSame) {
-  const auto fixture = std::filesystem::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity/qwen3-5";
-  const auto bytes_of_file = [](const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  };
-  auto text_config = nlohmann::json::parse(bytes_of_file(fixture / "config.json"));
-  nlohmann::json config = {{"architectures", {"Qwen3_5ForConditionalGeneration"}},
-                           {"model_type", "qwen3_5"},
-                           {"vision_config", {{"depth", 2}}}};
-  config["tie_word_embeddings"] = text_config["tie_word_embeddings"];
-  text_config.erase("tie_word_embeddings");
-  text_config.erase("architectures");
-  config["text_config"] = text_config;
-
-  const std::string stored = bytes_of_file(fixture / "model.safetensors");
-  std::uint64_t length = 0;
-  std::memcpy(&length, stored.data(), sizeof length);
-  nlohmann::json header;
-  const auto tensors = nlohmann::json::parse(stored.substr(sizeof length, length));
-  for (const auto& [name, tensor] : tensors.items()) {
-    const bool inner = name.starts_with("model.");
-    header[inner ? "model.language_model." + name.substr(6) : name] = tensor;
-  }
-  nlohmann::json other = tensors["model.norm.weight"];  // of the parts that are left out
-  const std::string data = stored.substr(sizeof length + length);
-  other["data_offsets"] = {data.size(), data.size() + 64};
-  header["model.visual.blocks.0.norm1.weight"] = other;
-  other["data_offsets"] = {data.size() + 64, data.size() + 128};
-  header["mtp.norm.weight"] = other;
-  const std::string text = header.dump();
-  length = text.size();
-  std::string file(reinterpret_cast<const char*>(&length), sizeof length);
-  file += text + data + std::string(128, '\0');
-
-  const TempDirectory temp;
-  temp.write("config.json", config.dump());
-  temp.write("model.safetensors", file);
-  std::vector<std::string> warnings;
-  const Model whole =
-      Model::load(temp.path(), {}, [&](const std::string& line) { warnings.push_back(line); });
-  EXPECT_EQ(warnings, std::vector<std::string>());
-  EXPECT_EQ(whole.logits(Hybrid::text(40)), model().logits(Hybrid::text(40)));
 }
 
 TEST_F(Hybrid, AnAttentionOfTheCallersHasNoStates) {

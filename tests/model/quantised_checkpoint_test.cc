@@ -189,7 +189,8 @@ void write_fp8(FileTensors& tensors, const std::string& module, const Quantised&
   const auto rows = static_cast<std::int64_t>(scales.size()) / m.groups;
   const std::string floats = bytes_of_floats(scales);
   if (kind.method == "fp8") {
-    tensors[module + "weight_scale_inv"] = {"F32", {rows, m.groups}, floats};
+    const Json shape = kind.block_rows == 0 ? Json::array() : Json{rows, m.groups};
+    tensors[module + "weight_scale_inv"] = {"F32", shape, floats};
   } else if (kind.group != 0) {
     tensors[module + "weight_scale"] = {"F32", {rows, m.groups}, floats};
   } else if (kind.block_rows == 0) {
@@ -264,10 +265,11 @@ Json config_of_kind(const Kind& kind) {
             {"zero_point", true},    {"version", "gemm"}, {"modules_to_not_convert", nullptr}};
   }
   if (kind.method == "fp8") {
+    const Json block = kind.block_rows == 0 ? Json(nullptr) : Json{kind.block_rows, kind.group};
     return {{"quant_method", "fp8"},
             {"fmt", "e4m3"},
-            {"activation_scheme", "dynamic"},
-            {"weight_block_size", {kind.block_rows, kind.group}}};
+            {"activation_scheme", kind.block_rows == 0 ? "static" : "dynamic"},
+            {"weight_block_size", block}};
   }
   const char* strategy = kind.block_rows == 0 ? "tensor" : kind.group == 0 ? "channel" : "group";
   Json weights = {{"num_bits", kind.bits},
@@ -365,7 +367,8 @@ std::vector<Kind> kinds() {
           {"fp8 by tensor", "compressed-tensors", 8, 0, true, false, false, "float-quantized", false,
            0},
           {"fp8 by block", "compressed-tensors", 8, 32, true, false, false, "float-quantized", false,
-           64}};
+           64},
+          {"fp8 by matrix", "fp8", 8, 0, true, false, false, "", false, 0}};
 }
 
 TEST_F(QuantisedCheckpoint, LogitsAreThoseOfTheModelInFloats) {
@@ -459,7 +462,6 @@ TEST_F(QuantisedCheckpoint, WhatTheConfigurationAsksForAndIsNotKnownIsNamed) {
       {w4, weights("type", "float"), {"weights.type is \"float\""}},
       {kinds()[18], weights8("symmetric", false), {"weights.symmetric is false"}},
       {kinds()[13], {{"fmt", "e5m2"}}, {"fmt is \"e5m2\"", "e4m3"}},
-      {kinds()[13], {{"weight_block_size", nullptr}}, {"weight_block_size", "[128, 128]"}},
       {w4, weights("strategy", "tensor"), {"weights.strategy is \"tensor\""}},
       {w4, weights("actorder", "other"), {"weights.actorder is \"other\""}},
       {w4, weights("num_bits", 2), {"weights.num_bits is 2"}},
@@ -480,6 +482,14 @@ TEST_F(QuantisedCheckpoint, WhatTheConfigurationAsksForAndIsNotKnownIsNamed) {
     write(gptq, {}, changes);
     expect_refused<FileError>(file("config.json") + "quantization_config.", {says});
   }
+  Json without = config_of_kind(kinds()[13]);
+  without.erase("weight_block_size");
+  write(kinds()[13]);
+  Json config = config_of(sizes_);
+  config["quantization_config"] = without;
+  std::ofstream(path() / "config.json") << config.dump();
+  expect_refused<Unsupported>(file("config.json") + "quantization_config.",
+                              {"weight_block_size is missing", "[128, 128], or null"});
   for (const Json& block : {Json(128), Json({128}), Json({0, 128}), Json({128, -1}),
                             Json({"128", 128}), Json({128, std::int64_t{1} << 40})}) {
     SCOPED_TRACE(block.dump());

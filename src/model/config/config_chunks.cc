@@ -26,6 +26,7 @@ void check_network(const JsonObject& root, const ModelConfig& config) {
          "sliding windows");
   refuse(!config.layer_rope.empty(), "layers that have no RoPE, or a RoPE of their own");
   refuse(config.rope_scaling.kind != RopeScaling::Kind::none, "a scaling of RoPE");
+  refuse(config.query_growth.beta != 0, "queries that grow with their position");
   refuse(config.rotary_dim != config.attention.head_dim,
          "a part of each head that RoPE does not rotate");
 }

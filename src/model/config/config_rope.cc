@@ -197,6 +197,17 @@ class ScalingReader {
   RopeScaling scaling_;
 };
 
+/// transformers does not run such a model without beta. The length is the scaling's, if there is
+/// one.
+QueryGrowth read_query_growth(const JsonObject& rope, const RopeScaling& scaling) {
+  const double beta = rope.number("llama_4_scaling_beta", 0, most);
+  if (beta == 0) return {};
+  if (scaling.kind == Kind::yarn) {
+    return {beta, static_cast<std::int64_t>(scaling.original_max_position)};
+  }
+  return {beta, rope.integer("original_max_position_embeddings", 1, max_positions)};
+}
+
 /// Of families whose windowed layers have a theta of their own: rope_theta, rope_local_base_freq
 /// and rope_scaling (of the others) as transformers wrote them before version 5, or rope_parameters
 /// with an object for each kind of layer.
@@ -263,6 +274,11 @@ void read_rope_by_kind(const JsonObject& root, const std::filesystem::path& file
 void read_one_rope(const JsonObject& root, const std::filesystem::path& file, const Family& family,
                    std::int64_t length, ModelConfig& config) {
   config.rope_theta = read_theta(root, family.rope_theta);
+  const auto read = [&](const JsonObject& rope) {
+    config.rope_theta = read_theta(rope, config.rope_theta);
+    config.rope_scaling = ScalingReader(root, rope, family, length, config).read();
+    if (family.query_growth) config.query_growth = read_query_growth(rope, config.rope_scaling);
+  };
   // When both are there, a rope_scaling that says something wins.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const Json* value = root.find(key);
@@ -274,9 +290,11 @@ void read_one_rope(const JsonObject& root, const std::filesystem::path& file, co
     if (rope.find("partial_rotary_factor") != nullptr) {
       config.rotary_dim = read_rotary_dim(rope, family, config.attention.head_dim, 1);
     }
-    config.rope_theta = read_theta(rope, config.rope_theta);
-    config.rope_scaling = ScalingReader(root, rope, family, length, config).read();
-    return;
+    return read(rope);
+  }
+  if (!family.rope_parameters.empty()) {
+    const Json missing = Json::parse(family.rope_parameters);
+    read(JsonObject(missing, file, "rope_parameters."));
   }
 }
 
@@ -293,6 +311,11 @@ void read_rope(const JsonObject& root, const std::filesystem::path& file, const 
     read_one_rope(root, file, family, length, config);
   }
   config.length = length > 0 ? length : config.reach();
+}
+
+double QueryGrowth::at(std::int64_t position) const {
+  if (beta == 0) return 1;
+  return 1 + beta * std::log1p(static_cast<double>(position / length));
 }
 
 std::int64_t ModelConfig::reach() const {

@@ -57,6 +57,7 @@ constexpr std::array<std::string_view, 2> window_keys = {"attention.sliding_wind
 constexpr std::array<std::string_view, 4> expert_keys = {
     "expert_feed_forward_length", "expert_weights_norm", "expert_weights_scale",
     "expert_gating_func"};
+constexpr const char* growth_key = "attention.temperature_scale";
 constexpr const char* sliding_base_key = "rope.freq_base_swa";
 constexpr const char* score_cap_key = "attn_logit_softcapping";
 constexpr const char* final_cap_key = "final_logit_softcapping";
@@ -83,6 +84,7 @@ bool is_read(const Family& family, std::string_view name) {
   }
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
+  if (family.query_growth && name == growth_key) return true;
   if (family.final_softcap.has_value() && name == final_cap_key) return true;
   if (family.attention_softcap.has_value() && name == score_cap_key) return true;
   return name.starts_with("rope.scaling.yarn_");
@@ -174,9 +176,9 @@ class Translator {
   void refuse_other_networks() const {
     const std::string causal = prefix_ + "attention.causal";
     if (!file_.flag(causal, true)) file_.unsupported(causal, "models that read forwards");
-    // Of Ministral 3, of multimodal GLMs, and of OLMo 3, which share an architecture's name.
-    const std::string temperature = prefix_ + "attention.temperature_scale";
-    if (file_.number(temperature, -most_factor, most_factor, 0) != 0) {
+    // Of multimodal GLMs, and of OLMo 3, which share an architecture's name.
+    const std::string temperature = prefix_ + growth_key;
+    if (!family_.query_growth && file_.number(temperature, -most_factor, most_factor, 0) != 0) {
       file_.unsupported(temperature, "queries whose scale is that of all positions");
     }
     const std::string sections = prefix_ + "rope.dimension_sections";
@@ -314,7 +316,7 @@ class Translator {
     if (!has_longrope) only_one("scaling.attn_factor", 1);
     only_one("scaling.yarn_attn_factor", 1);
     only_one("scaling.yarn_ext_factor", 1);
-    only_one("scaling.yarn_log_multiplier", 0);
+    if (!family_.query_growth) only_one("scaling.yarn_log_multiplier", 0);
     if (family_.partial_rotary) read_rotary_part();
     if (family_.longrope_only) {
       if (type != "none" && type != "longrope") {
@@ -353,7 +355,15 @@ class Translator {
     } else if (type != "none") {
       file_.unsupported(type_key, "\"none\", \"linear\" and \"yarn\"");
     }
+    if (family_.query_growth) read_query_growth(at + "scaling.original_context_length", rope);
     config_["rope_parameters"] = rope;
+  }
+
+  void read_query_growth(const std::string& length_key, Json& rope) const {
+    rope["llama_4_scaling_beta"] = file_.number(prefix_ + growth_key, 0, most_factor, 0);
+    if (rope["llama_4_scaling_beta"] != 0) {
+      rope["original_max_position_embeddings"] = file_.integer(length_key, 1, most_number);
+    }
   }
 
   /// Elements of a head that are turned.
@@ -376,6 +386,11 @@ class Translator {
     };
     take("yarn_beta_fast", "beta_fast");
     take("yarn_beta_slow", "beta_slow");
+    if (family_.query_growth &&
+        file_.has(at + "yarn_log_multiplier")) {  // other files never have it
+      rope["mscale"] = 1;
+      take("yarn_log_multiplier", "mscale_all_dim");
+    }
     const std::string original = at + "original_context_length";
     if (file_.has(original)) {
       rope["original_max_position_embeddings"] = file_.integer(original, 1, most_number);

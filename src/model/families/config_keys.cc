@@ -202,6 +202,9 @@ void add_unread_of_rope(const std::string& name, const Json& rope, const Family&
     if (key == "type") return value == rope["rope_type"];
     // Sections of positions for pictures: a text has one position in all.
     if (key == "mrope_section" || key == "mrope_interleaved") return family.delta.key_heads > 0;
+    if (family.query_growth && (key == "llama_4_scaling_beta" || key == original_length))
+      return true;
+    if (family.query_growth && key == "max_position_embeddings") return true;  // said twice
     const auto* keys = std::find_if(std::begin(scaling_keys), std::end(scaling_keys),
                                     [&](const ScalingKeys& k) { return shown(k.type) == type; });
     return keys != std::end(scaling_keys) && contains(keys->keys, key);

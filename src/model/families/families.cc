@@ -37,7 +37,7 @@ Family hybrid(Family own) {
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 17> all = {{
+  static const std::array<Family, 18> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -56,6 +56,23 @@ std::span<const Family> families() {
        .eos = {2},
        .sliding = Sliding::all_layers,
        .window = 4096,
+       .own_keys = {"sliding_window"}},
+      // Ministral 3. Its file is within that of a model that reads pictures, mistral3.
+      {.name = "ministral3",
+       .vocab_size = 131072,
+       .intermediate_size = 14336,
+       .layers = 34,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .max_position = 262144,
+       .rms_norm_eps = 1e-5,
+       .bos = 1,
+       .eos = {2},
+       .rope_parameters =
+           R"({"rope_type": "yarn", "rope_theta": 1e6, "factor": 16, "mscale": 1, "mscale_all_dim": 1,
+               "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1})",
+       .query_growth = true,
+       .sliding = Sliding::all_layers,
        .own_keys = {"sliding_window"}},
       {.name = "qwen2",
        .vocab_size = 151936,

@@ -74,7 +74,10 @@ struct Family {
   /// original_max_position_embeddings is a key of the family itself, at the top level, with this
   /// default; 0: it is not, and stands with the scaling.
   std::int64_t original_max_position = 0;
-  bool longrope_only = false;     ///< all scalings are LongRoPE, whatever older files call it
+  bool longrope_only = false;  ///< all scalings are LongRoPE, whatever older files call it
+  /// A missing rope_parameters, in JSON; empty: RoPE without scaling.
+  std::string_view rope_parameters = {};
+  bool query_growth = false;      ///< reads llama_4_scaling_beta beside the scaling
   double sliding_rope_theta = 0;  ///< > 0: windowed layers have a theta of their own, this default
   bool reads_no_rope_layers = false;
 

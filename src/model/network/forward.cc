@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -107,6 +108,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
     place(out.q_far, chunk * q_width, f32);
     for (Angles& angles : out.query_angles) place_angles(angles);
   }
+  if (config.query_growth.beta != 0) place_angles(out.query_angles[0]);
   if (config.output_gate) {
     place(out.q_gated, chunk * 2 * q_width, f32);
     place(out.output_gate, chunk * q_width, f32);
@@ -159,6 +161,7 @@ void Forward::run_each(std::span<const Token> tokens, std::span<const std::int64
   if (config_.sliding_rope_theta > 0)
     place(sliding_rope_.angles(positions), std::ssize(tokens), a_.sliding_angles);
   place(rope_.angles(positions), std::ssize(tokens), a_.angles);
+  place_growing_angles(positions);
   run_placed(tokens, std::ssize(tokens), {}, texts, std::move(lock));
 }
 
@@ -199,6 +202,17 @@ void Forward::place_angles(std::int64_t first, std::int64_t tokens, std::int64_t
     place(sliding_rope_.angles(first, tokens), tokens, a_.sliding_angles);
   if (config_.dual_chunk.chunk_size > 0) return place_chunk_angles(first, tokens, length);
   place(rope_.angles(first, tokens), tokens, a_.angles);
+  if (config_.query_growth.beta == 0) return;
+  positions_.resize(static_cast<std::size_t>(tokens));
+  std::iota(positions_.begin(), positions_.end(), first);
+  place_growing_angles(positions_);
+}
+
+// RoPE turns whole heads here, so that a factor on cos and sin is one on the query.
+void Forward::place_growing_angles(std::span<const std::int64_t> positions) {
+  const QueryGrowth& growth = config_.query_growth;
+  if (growth.beta != 0)
+    place(rope_.angles(positions, growth), std::ssize(positions), a_.query_angles[0]);
 }
 
 void Forward::place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length) {
@@ -305,7 +319,9 @@ void Forward::rope(LayerRope which, std::int64_t tokens) {
   };
   const Angles& angles = which == LayerRope::sliding ? a_.sliding_angles : a_.angles;
   rotate(angles, shape.kv_heads, a_.k);
-  if (config_.dual_chunk.chunk_size == 0) return rotate(angles, shape.q_heads, a_.q);
+  if (config_.dual_chunk.chunk_size == 0)
+    return rotate(config_.query_growth.beta == 0 ? angles : a_.query_angles[0], shape.q_heads,
+                  a_.q);
   float* const forms[query_forms] = {a_.q, a_.q_next, a_.q_far};
   for (std::int64_t i = 1; i < query_forms; ++i)
     device_->copy(a_.q, tokens * shape.q_heads * shape.head_dim, forms[i]);

@@ -72,13 +72,14 @@ class Forward {
     float *q_gated, *output_gate;  // with output gates: of q's projection, and q's gates
     // Of Gated DeltaNet layers, for some tokens at a time.
     float *delta_qkv, *delta_z, *delta_gates, *delta_room, *delta_out;
-    float* delta_states[2];            // of one layer, between pieces
-    std::byte* delta_heads;            // operand
-    const float** state_table;         // of each layer, before and after a token
-    Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
-    Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
-    std::byte *hidden, *heads, *mlp;   // operands
-    std::byte* gathered;               // of hidden, one for each slot
+    float* delta_states[2];         // of one layer, between pieces
+    std::byte* delta_heads;         // operand
+    const float** state_table;      // of each layer, before and after a token
+    Angles angles, sliding_angles;  // LayerRope::model's, and sliding's
+    // With dual chunk attention, or queries that grow (the first); `angles` are then the keys'.
+    Angles query_angles[query_forms];
+    std::byte *hidden, *heads, *mlp;  // operands
+    std::byte* gathered;              // of hidden, one for each slot
   };
   /// Activations of MLPs and of experts.
   template <class Place>
@@ -123,6 +124,8 @@ class Forward {
   GatedDeltaStep delta_step(const DeltaWeights& w, std::int64_t at, std::int64_t tokens) const;
   /// Writes the angles of positions first and on to where layers find them.
   void place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
+  /// Writes what the queries of these positions are turned and multiplied by, if they grow.
+  void place_growing_angles(std::span<const std::int64_t> positions);
   void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
   void place(const RopeAngles& angles, std::int64_t tokens, const Angles& to);
   /// Rotates a layer's queries and keys, unless it has no RoPE.

@@ -80,27 +80,37 @@ RopeTable::RopeTable(double theta, std::int64_t rotary_dim, const RopeScaling& s
 }
 
 RopeAngles RopeTable::angles(std::int64_t first, std::int64_t tokens) {
-  return angles_of(tokens, 1, [first](std::int64_t t) { return first + t; });
+  return angles_of(
+      tokens, [first](std::int64_t t) { return first + t; }, [](std::int64_t) { return 1.0; });
 }
 
 RopeAngles RopeTable::angles(std::span<const std::int64_t> positions, double factor) {
-  return angles_of(std::ssize(positions), factor,
-                   [&](std::int64_t t) { return positions[static_cast<std::size_t>(t)]; });
+  return angles_of(
+      std::ssize(positions), [&](std::int64_t t) { return positions[static_cast<std::size_t>(t)]; },
+      [factor](std::int64_t) { return factor; });
 }
 
-template <class PositionOf>
-RopeAngles RopeTable::angles_of(std::int64_t tokens, double factor, const PositionOf& position_of) {
+RopeAngles RopeTable::angles(std::span<const std::int64_t> positions, const QueryGrowth& growth) {
+  return angles_of(
+      std::ssize(positions), [&](std::int64_t t) { return positions[static_cast<std::size_t>(t)]; },
+      [&](std::int64_t position) { return growth.at(position); });
+}
+
+template <class PositionOf, class FactorOf>
+RopeAngles RopeTable::angles_of(std::int64_t tokens, const PositionOf& position_of,
+                                const FactorOf& factor_of) {
   const auto half = static_cast<std::int64_t>(frequencies_.size());
-  const float on_both = attention_factor_ * static_cast<float>(factor);
   cos_.resize(static_cast<std::size_t>(tokens * half));
   sin_.resize(static_cast<std::size_t>(tokens * half));
   // Alone: a caller may hold a device's lock.
   parallel_for_alone(tokens, 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t position = position_of(t);
+      const float on_both = attention_factor_ * static_cast<float>(factor_of(position));
       for (std::int64_t i = 0; i < half; ++i) {
         // The product is rounded to float32, as transformers does and so as models are trained.
         const float angle =
-            static_cast<float>(position_of(t)) * frequencies_[static_cast<std::size_t>(i)];
+            static_cast<float>(position) * frequencies_[static_cast<std::size_t>(i)];
         const auto at = static_cast<std::size_t>(t * half + i);
         cos_[at] = static_cast<float>(std::cos(double{angle})) * on_both;
         sin_[at] = static_cast<float>(std::sin(double{angle})) * on_both;

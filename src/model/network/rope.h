@@ -26,17 +26,22 @@ class RopeTable {
   /// cos and sin for positions first .. first + tokens - 1, times the scaling's attention factor;
   /// valid until the next call.
   RopeAngles angles(std::int64_t first, std::int64_t tokens);
-  /// Likewise for positions in any order, times another factor.
+  /// cos and sin for positions in any order, times the scaling's attention factor and another
+  /// factor; valid until the next call.
   RopeAngles angles(std::span<const std::int64_t> positions, double factor = 1);
+  /// cos and sin for positions in any order, times the scaling's attention factor and what queries
+  /// grow by at each position; valid until the next call.
+  RopeAngles angles(std::span<const std::int64_t> positions, const QueryGrowth& growth);
 
   /// Radians by position, [rotary_dim / 2]; and what cos and sin are multiplied by.
   const std::vector<float>& frequencies() const { return frequencies_; }
   float attention_factor() const { return attention_factor_; }
 
  private:
-  /// position_of(t): of token t.
-  template <class PositionOf>
-  RopeAngles angles_of(std::int64_t tokens, double factor, const PositionOf& position_of);
+  /// position_of(t): of token t. factor_of(p): of position p.
+  template <class PositionOf, class FactorOf>
+  RopeAngles angles_of(std::int64_t tokens, const PositionOf& position_of,
+                       const FactorOf& factor_of);
 
   std::vector<float> frequencies_;  // [rotary_dim / 2], radians per position
   float attention_factor_;

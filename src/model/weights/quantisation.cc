@@ -105,10 +105,13 @@ Quantisation read_fp8(const JsonObject& object) {
   how.bits = 8;
   if (object.text("fmt", "e4m3") != "e4m3") object.unsupported("fmt", "e4m3");
   constexpr const char* key_of_block = "weight_block_size";
-  if (object.find(key_of_block) == nullptr) {
-    object.unsupported(key_of_block, "blocks such as [128, 128]");
+  if (object.find(key_of_block) != nullptr) {
+    read_block(object, key_of_block, how);
+  } else if (object.contains(key_of_block)) {
+    how.block_rows = 0;
+  } else {
+    object.unsupported(key_of_block, "blocks such as [128, 128], or null");
   }
-  read_block(object, key_of_block, how);
   return how;
 }
 
@@ -241,6 +244,7 @@ std::string Quantisation::text() const {
     case Method::mxfp4:
       return fmt::format("mxfp4 (e2m1), experts in groups of {}", group);
     case Method::block_fp8:
+      if (group == 0) return "fp8 (e4m3), a scale for each matrix";
       return fmt::format("fp8 (e4m3), blocks of {} x {}", block_rows, group);
     case Method::plain_fp8:
       if (group != 0) {

@@ -22,7 +22,8 @@ struct Quantisation {
     awq,         ///< the same names in another order, without g_idx (Lin et al. 2023; "gemm")
     packed_int,  ///< compressed-tensors' "pack-quantized": weight_packed, weight_scale
     plain_int8,  ///< compressed-tensors' "int-quantized": weight of I8, weight_scale
-    block_fp8,   ///< "fp8": weight of F8_E4M3, weight_scale_inv for each block_rows x group
+    block_fp8,   ///< "fp8": weight of F8_E4M3, weight_scale_inv for each block_rows x group, or for
+                 ///< each matrix
     plain_fp8,   ///< compressed-tensors' "float-quantized": the same with weight_scale, for each
                  ///< output, block or matrix
     mxfp4,       ///< experts alone: blocks of 32 inputs in e2m1, each with a scale in e8m0

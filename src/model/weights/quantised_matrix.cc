@@ -272,7 +272,12 @@ class Reader {
     const Quantisation& how = result_.how;
     const char* name = how.method == Method::block_fp8 ? "weight_scale_inv" : "weight_scale";
     if (how.group != 0) return floats(name, {blocks(out_, how.block_rows), blocks(in_, how.group)});
-    if (how.block_rows == 0) return floats(name, {1});
+    if (how.block_rows == 0) {
+      const std::string full = module_ + name;
+      return floats(name, tensors_.has(full) && tensors_.shape(full).empty()
+                              ? std::vector<std::int64_t>()
+                              : std::vector<std::int64_t>{1});
+    }
     return floats(name, {out_, 1});
   }
 

@@ -178,6 +178,10 @@ bool SafeTensors::is_float(std::string_view name) const {
 
 std::string_view SafeTensors::dtype(std::string_view name) const { return stored(name).dtype.name; }
 
+std::span<const std::int64_t> SafeTensors::shape(std::string_view name) const {
+  return stored(name).shape;
+}
+
 std::span<const std::byte> SafeTensors::bytes(std::string_view name) const {
   return stored(name).bytes;
 }

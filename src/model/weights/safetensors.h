@@ -62,6 +62,8 @@ class SafeTensors {
   bool is_float(std::string_view name) const;
   /// As the file names it. REQUIRES: has(name).
   std::string_view dtype(std::string_view name) const;
+  /// REQUIRES: has(name).
+  std::span<const std::int64_t> shape(std::string_view name) const;
 
   /// Of a tensor, for messages: the file that holds it; source() where there is none.
   const std::filesystem::path& path_of(std::string_view name) const;

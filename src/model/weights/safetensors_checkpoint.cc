@@ -21,6 +21,15 @@ namespace {
 
 constexpr std::string_view weight = "weight";
 
+/// A tensor of the parts of a model that read pictures.
+bool reads_pictures(std::string_view name) {
+  constexpr std::string_view within = "model.";
+  if (name.starts_with(within)) name.remove_prefix(within.size());
+  return std::ranges::any_of(
+      std::array<std::string_view, 3>{"visual.", "vision_tower.", "multi_modal_projector."},
+      [&](std::string_view part) { return name.starts_with(part); });
+}
+
 class SafeTensorsCheckpoint : public Checkpoint {
  public:
   explicit SafeTensorsCheckpoint(const std::filesystem::path& directory)
@@ -42,12 +51,12 @@ class SafeTensorsCheckpoint : public Checkpoint {
     std::erase_if(names, [&](const std::string& name) {
       const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
       // What reads pictures, and the layer that drafts tokens, are other networks.
-      if (name.starts_with("model.visual.") || name.starts_with("mtp.")) return true;
+      if (name.starts_with("mtp.") || reads_pictures(name)) return true;
       if (name.ends_with(".bias") && std::ranges::all_of(tensors_.bytes(name), is_zero))
         return true;
-      return std::ranges::any_of(
-          std::array{".inv_freq", ".input_scale", ".output_scale", ".k_scale", ".v_scale"},
-          [&](const char* end) { return name.ends_with(end); });
+      return std::ranges::any_of(std::array{".inv_freq", ".input_scale", ".activation_scale",
+                                            ".output_scale", ".k_scale", ".v_scale"},
+                                 [&](const char* end) { return name.ends_with(end); });
     });
     return names;
   }
@@ -128,7 +137,7 @@ class SafeTensorsCheckpoint : public Checkpoint {
   /// a model within another, with one more; transformers loads both.
   std::optional<std::string> find(const std::string& name) const {
     constexpr std::string_view prefix = "model.";
-    std::vector<std::string> names = {name, std::string(prefix) + name};
+    std::vector<std::string> names = {name, std::string(prefix) + name, "language_model." + name};
     if (name.starts_with(prefix)) {
       const std::string rest = name.substr(prefix.size());
       names.push_back(rest);

@@ -178,6 +178,7 @@ std::vector<Variant> variants() {
                            "qwen3-5",
                            "qwen3-5-moe",
                            "qwen3-next",
+                           "ministral3",
                            "gptq-qwen3-moe",
                            "fp8-qwen3-moe",
                            "mxfp4-gpt-oss",
