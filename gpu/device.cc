@@ -17,6 +17,7 @@
 #include "gpu/network/elementwise.h"
 #include "gpu/network/experts.h"
 #include "gpu/network/gated_delta.h"
+#include "gpu/network/short_convolution.h"
 #include "gpu/runtime/page_lock.h"
 #include "gpu/runtime/phase_clock.h"
 #include "gpu/runtime/recording.h"
@@ -318,6 +319,10 @@ void CudaDevice::attend_sinks(const float* sinks, const float* lse, std::int64_t
 
 void CudaDevice::gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) {
   gpu::gated_delta(net, step, stream_);
+}
+
+void CudaDevice::short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) {
+  gpu::short_convolution(net, step, stream_);
 }
 
 void CudaDevice::gated_norm(const float* x, const float* gate, const float* weight,

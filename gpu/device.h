@@ -102,6 +102,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens, std::int64_t heads,
                     std::int64_t head_dim, float* x) override;
   void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) override;
+  void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) override;
   void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
                   std::int64_t width, float epsilon, std::byte* out) override;
   void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,

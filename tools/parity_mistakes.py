@@ -105,7 +105,8 @@ def mistakes(model):
     parameters = [name for name, _ in model.named_parameters()]
     yield "no rope", without_rope
     neutral = norm_neutral(model)
-    yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight"], neutral)
+    yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight", "embedding_norm.weight",
+                                        "operator_norm.weight"], neutral)
     kind = config.rope_parameters.get("full_attention", config.rope_parameters).get("rope_type")
     if kind != "default":
         yield "no rope scaling", with_plain_rope
@@ -123,11 +124,16 @@ def mistakes(model):
         # A bias on k shifts all scores of a query alike unless RoPE turns it: its effect is small.
         if any(name.endswith(part + ".bias") for name in parameters):
             yield f"no {part} bias", with_value([part + ".bias"], 0.0)
-    for norm in ("q_norm", "k_norm"):
+    for norm in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
         if any(f".{norm}." in name for name in parameters):
             yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
     if any("linear_attn" in name for name in parameters):
         yield from mistakes_of_recurrences(model)
+        return
+    if any(name.endswith("conv.conv.weight") for name in parameters):
+        yield "last token convolved alone", with_convolution_of_last
+        yield "newest token's weight first", with_convolution_turned
+        yield "b and c exchanged", with_gates_exchanged
         return
     yield from mistakes_of_families(model)
     yield from parity_experts.mistakes(model)
@@ -152,8 +158,21 @@ def mistakes_of_recurrences(model):
 
 def with_convolution_of_last(model):
     for name, weight in model.named_parameters():
-        if name.endswith("conv1d.weight"):
+        if name.endswith(("conv1d.weight", "conv.conv.weight")):
             weight.data[..., :-1] = 0
+
+
+def with_convolution_turned(model):
+    for name, weight in model.named_parameters():
+        if name.endswith("conv.conv.weight"):
+            weight.data = weight.data.flip(-1)
+
+
+def with_gates_exchanged(model):
+    for name, weight in model.named_parameters():
+        if name.endswith("conv.in_proj.weight"):
+            b, c, x = weight.data.chunk(3)
+            weight.data = torch.cat((c, b, x))
 
 
 def with_value_heads_turned(model):

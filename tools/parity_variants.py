@@ -241,4 +241,10 @@ VARIANTS = {
                            rope_type="yarn", rope_theta=1000.0, factor=16.0,
                            original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0,
                            mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)),
+    # As LFM2: short convolutions, few layers of attention; an MLP whose size is made of three keys.
+    "lfm2": dict(model_type="lfm2", tokens=64, dtype=torch.bfloat16, hidden_size=32,
+                 num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+                 tie_word_embeddings=True, norm_eps=1e-4, block_multiple_of=16, conv_L_cache=3,
+                 layer_types=["conv", "conv", "full_attention", "conv"],
+                 rope_parameters=theta(1000.0)),
 }

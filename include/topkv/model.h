@@ -12,7 +12,8 @@
 //   dense decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
 // - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
 // - qwen3_5, qwen3_5_moe, qwen3_next: hybrids. Each fourth layer is attention, and the others are
-//   Gated DeltaNet. The last two have a mixture of experts.
+//   Gated DeltaNet. The last two have a mixture of experts;
+// - lfm2: a hybrid of attention and short convolutions.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
 #pragma once
@@ -144,9 +145,9 @@ struct ModelConfig {
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;  ///< intermediate size of an MLP
   ExpertMixture mixture;
-  /// Layers that have a state (AttentionShape::state_size) are Gated DeltaNet layers of these
-  /// sizes.
-  GatedDeltaNet delta;
+  // Layers that have a state (AttentionShape::state_size) are of one kind, the one that has sizes.
+  GatedDeltaNet delta;           ///< the sizes of Gated DeltaNet layers
+  ShortConvolution convolution;  ///< the sizes of short convolution layers
   std::int64_t vocab_size = 0;
   std::int64_t max_position = 0;  ///< max_position_embeddings of config.json
   double rms_norm_eps = 1e-6;
@@ -203,6 +204,11 @@ struct ModelConfig {
   /// Returns the bytes of K and V of one token over all layers. A context keeps less where layers
   /// have a sliding window (AttentionShape::context_bytes).
   std::int64_t kv_bytes_per_token(KvDType dtype) const;
+  /// Returns the values of the state of a recurrent layer; 0: no layer has a state.
+  std::int64_t state_size() const {
+    if (convolution.width > 0) return convolution.state_size();
+    return delta.key_heads > 0 ? delta.state_size() : 0;
+  }
   /// Returns the rotary angles of a layer.
   LayerRope rope_of(std::int64_t layer) const {
     return layer_rope.empty() ? LayerRope::model : layer_rope[static_cast<std::size_t>(layer)];

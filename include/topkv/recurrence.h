@@ -36,4 +36,23 @@ struct GatedDeltaNet {
   }
 };
 
+/// The sizes of short convolution layers, as LFM2 has them (Liquid AI 2025, LFM2 Technical Report).
+///
+/// A token's projection gives b, c and x, of `width` elements each. With w the weights of a
+/// channel, the oldest token's first:
+///
+///     out[t] = c[t] sum over j in [0, kernel) of w[j] b[u] x[u], u = t - kernel + 1 + j
+///
+/// The state of a layer is b x for the last kernel - 1 tokens, the oldest first:
+/// [kernel - 1, width].
+struct ShortConvolution {
+  std::int64_t width = 0;   ///< channels; 0: the model has no such layer
+  std::int64_t kernel = 0;  ///< tokens that the convolution sees, 2 or more
+
+  /// Returns the elements of b, c and x of a token, one behind the other.
+  constexpr std::int64_t input_width() const { return 3 * width; }
+  /// Returns the values of a state.
+  constexpr std::int64_t state_size() const { return (kernel - 1) * width; }
+};
+
 }  // namespace topkv

@@ -31,6 +31,7 @@
 #include "src/device/device_sizes.h"
 #include "src/device/gated_delta.h"
 #include "src/device/phase_clock.h"
+#include "src/device/short_convolution.h"
 #include "src/store/state_memory.h"
 #include "topkv/device.h"
 #include "topkv/types.h"
@@ -216,6 +217,9 @@ class ComputeDevice : public DeviceSizes {
 
   /// Takes a Gated DeltaNet layer's next tokens (topkv/recurrence.h).
   virtual void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) = 0;
+
+  /// Takes a short convolution layer's next tokens (topkv/recurrence.h).
+  virtual void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) = 0;
 
   /// out[row] = RMSNorm of x[row] over width, times silu(gate[row]), as an operand.
   virtual void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,

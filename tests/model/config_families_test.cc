@@ -67,6 +67,8 @@ TEST_F(ConfigFamilies, MissingKeysMeanWhatTheyMeanInTransformers) {
        true, false, true, true, false},
       {"gemma3_text", 262208, 2304, 9216, 26, 8, 4, 256, 256, 131072, 1e-6, 1e6, 2, {1},
        true, false, true, true, true},
+      {"lfm2", 65536, 2560, 8192, 32, 32, 8, 80, 80, 128000, 1e-5, 1e6, 1, {2},
+       true, false, true, false, true},
       {"ministral3", 131072, 4096, 14336, 34, 32, 8, 128, 128, 262144, 1e-5, 1e6, 1, {2},
        false, false, true, false, false},
   };
@@ -283,6 +285,59 @@ TEST_F(ConfigFamilies, QueriesOfMinistralGrowWithTheirPosition) {
                                   {"dual_chunk_attention_config", {{"chunk_size", 64}}}}));
       },
       file() + ": ", {"dual_chunk_attention_config", "queries that grow with their position"});
+}
+
+TEST_F(ConfigFamilies, ShortConvolutionsAreListedByTypeOrLeftByAttention) {
+  const auto sizes = [&](const Json& changes) {
+    return load(small("lfm2", changes)).attention.state_size;
+  };
+  EXPECT_TRUE(sizes(Json::object()).empty());  // as in transformers
+  EXPECT_EQ(sizes({{"full_attn_idxs", {1, 3}}}), (Windows{128, 0, 128, 0}));
+  EXPECT_EQ(sizes({{"layer_types", {"conv", "conv", "full_attention", "conv"}},
+                   {"full_attn_idxs", {0}},
+                   {"conv_L_cache", 5}}),
+            (Windows{256, 256, 0, 256}));
+  const ModelConfig config = load(small("lfm2", {{"full_attn_idxs", {1}}, {"norm_eps", 1e-4}}));
+  EXPECT_EQ(config.convolution.width, 64);
+  EXPECT_EQ(config.convolution.kernel, 3);
+  EXPECT_EQ(config.state_size(), 128);
+  EXPECT_EQ(config.rms_norm_eps, 1e-4);
+  struct Case {
+    Json changes;
+    std::vector<std::string_view> says;
+  };
+  for (const Case& c : {Case{{{"full_attn_idxs", {4}}}, {"full_attn_idxs is [4]", "from 0 to 3"}},
+                        Case{{{"full_attn_idxs", Json::array()}}, {"layer_types is missing", "one layer"}},
+                        Case{{{"layer_types", {"conv"}}}, {"layer_types is", "(4)"}},
+                        Case{{{"conv_L_cache", 1}}, {"conv_L_cache is 1"}},
+                        Case{{{"norm_eps", -1}}, {"norm_eps is -1"}}}) {
+    expect_error<FileError>([&] { load(small("lfm2", c.changes)); }, file() + ": ", c.says);
+  }
+  expect_error<Unsupported>([&] { load(small("lfm2", {{"conv_bias", true}})); }, file() + ": ",
+                            {"conv_bias is true", "false"});
+  expect_error<Unsupported>(
+      [&] {
+        load(small("lfm2", {{"layer_types", Json::array_t(4, "linear_attention")}}));
+      },
+      file() + ": ", {"layer_types is [\"linear_attention\"", "\"conv\""});
+}
+
+TEST_F(ConfigFamilies, TheMlpOfLfm2IsAsLargeAsItsKeysMakeIt) {
+  const auto size = [&](const Json& changes) {
+    return load(small("lfm2", changes)).intermediate_size;
+  };
+  EXPECT_EQ(size({{"intermediate_size", 12288}}), 8192);
+  EXPECT_EQ(size({{"intermediate_size", 100}, {"block_ff_dim", 12288}}), 8192);
+  EXPECT_EQ(size({{"block_ff_dim", 1000}, {"block_ffn_dim_multiplier", 1.5}}), 1024);
+  EXPECT_EQ(size({{"block_ff_dim", 1000}, {"block_multiple_of", 7}}), 672);
+  EXPECT_EQ(size({{"block_ff_dim", 1000}, {"block_ffn_dim_multiplier", nullptr}}), 666);
+  EXPECT_EQ(size({{"block_ff_dim", 1000}, {"block_auto_adjust_ff_dim", false}}), 1000);
+  EXPECT_FALSE(load(small("lfm2", {{"tie_embedding", false}, {"tie_word_embeddings", true}}))
+                   .tied_embeddings);
+  expect_error<FileError>([&] { load(small("lfm2", {{"block_ffn_dim_multiplier", 0}})); },
+                          file() + ": ", {"block_ffn_dim_multiplier is 0", "makes an MLP"});
+  expect_error<FileError>([&] { load(small("lfm2", {{"block_multiple_of", 0}})); }, file() + ": ",
+                          {"block_multiple_of is 0"});
 }
 
 TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {

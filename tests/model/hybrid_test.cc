@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "tests/support/temp_directory.h"
@@ -18,12 +20,15 @@
 namespace topkv {
 namespace {
 
-class Hybrid : public testing::Test {
+/// The parameter is a fixture of parity_test.cc, one for each kind of recurrence.
+class Hybrid : public testing::TestWithParam<std::string> {
  protected:
   static const Model& model() {
-    static const Model one =
-        Model::load(std::filesystem::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity/qwen3-5");
-    return one;
+    static std::map<std::string, Model> models;
+    const auto found = models.find(GetParam());
+    if (found != models.end()) return found->second;
+    const auto fixtures = std::filesystem::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity";
+    return models.emplace(GetParam(), Model::load(fixtures / GetParam())).first->second;
   }
   static std::vector<Token> text(std::int64_t tokens, std::int64_t number = 0) {
     std::vector<Token> all;
@@ -59,7 +64,7 @@ class Hybrid : public testing::Test {
   }
 };
 
-TEST_F(Hybrid, PrefillsInPiecesGiveTheSame) {
+TEST_P(Hybrid, PrefillsInPiecesGiveTheSame) {
   Session whole = session(read(2500, 2500));  // a recurrence takes it in pieces of its own
   const auto expected = next(whole);
   for (const std::int64_t chunk : {7, 1024, 1025}) {
@@ -68,7 +73,7 @@ TEST_F(Hybrid, PrefillsInPiecesGiveTheSame) {
   }
 }
 
-TEST_F(Hybrid, TokenByTokenIsTheSame) {
+TEST_P(Hybrid, TokenByTokenIsTheSame) {
   Session whole = session(read(200));
   Session one_by_one = session(read(120));
   const auto all = text(200);
@@ -76,7 +81,7 @@ TEST_F(Hybrid, TokenByTokenIsTheSame) {
   expect_near(next(one_by_one), next(whole));
 }
 
-TEST_F(Hybrid, ASavedContextHasTheStates) {
+TEST_P(Hybrid, ASavedContextHasTheStates) {
   const TempDirectory temp;
   const auto context = read(150, 64);
   save_context(*context, temp.path() / "context");
@@ -88,7 +93,7 @@ TEST_F(Hybrid, ASavedContextHasTheStates) {
   }
 }
 
-TEST_F(Hybrid, AForkGoesOnByItself) {
+TEST_P(Hybrid, AForkGoesOnByItself) {
   Session one = session(read(100));
   model().logits(one, text(30, 1));
   Session fork = one.fork();
@@ -98,7 +103,7 @@ TEST_F(Hybrid, AForkGoesOnByItself) {
   EXPECT_NE(next(one), expected);
 }
 
-TEST_F(Hybrid, AConversationGoesBackToWhereAQuestionEndsAndReadsOn) {
+TEST_P(Hybrid, AConversationGoesBackToWhereAQuestionEndsAndReadsOn) {
   const auto question = text(300, 4);
   Session one = session(read(100));
   const auto first = model().generate(one, question, {.max_tokens = 12});
@@ -121,7 +126,7 @@ TEST_F(Hybrid, AConversationGoesBackToWhereAQuestionEndsAndReadsOn) {
   expect_near(next(one), next(fresh), 0);
 }
 
-TEST_F(Hybrid, ACallThatFailsLeavesTheSessionAsItWas) {
+TEST_P(Hybrid, ACallThatFailsLeavesTheSessionAsItWas) {
   Session one = session(read(100));
   model().generate(one, text(20, 3), {.max_tokens = 5});
   const auto before = next(one);
@@ -138,7 +143,7 @@ TEST_F(Hybrid, ACallThatFailsLeavesTheSessionAsItWas) {
   }
 }
 
-TEST_F(Hybrid, AnswersThatGrowTogetherAreThoseOfEachAlone) {
+TEST_P(Hybrid, AnswersThatGrowTogetherAreThoseOfEachAlone) {
   const auto context = read(100);
   std::vector<std::vector<Token>> alone;
   for (std::int64_t i = 0; i < 3; ++i) {
@@ -162,9 +167,15 @@ TEST_F(Hybrid, AnswersThatGrowTogetherAreThoseOfEachAlone) {
   }
 }
 
-TEST_F(Hybrid, AnAttentionOfTheCallersHasNoStates) {
+TEST_P(Hybrid, AnAttentionOfTheCallersHasNoStates) {
   EXPECT_THROW(model().logits(text(3), 0, [](const AttentionStep&) {}), Unsupported);
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Hybrid, testing::Values("qwen3-5", "lfm2"), [](const auto& one) {
+  std::string name = one.param;
+  std::ranges::replace(name, '-', '_');
+  return name;
+});
 
 }  // namespace
 }  // namespace topkv

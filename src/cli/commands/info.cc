@@ -76,8 +76,10 @@ std::int64_t attention_parameters(const ModelConfig& config) {
   return layer;
 }
 
-// Weights of one Gated DeltaNet layer, without the norms of its input and output.
-std::int64_t delta_parameters(const ModelConfig& config) {
+// Weights of one recurrent layer, without the norms of its input and output.
+std::int64_t recurrent_parameters(const ModelConfig& config) {
+  if (const ShortConvolution& net = config.convolution; net.width > 0)
+    return config.hidden_size * (net.input_width() + net.width) + net.kernel * net.width;
   const GatedDeltaNet& net = config.delta;
   return config.hidden_size * (net.qkv_width() + 2 * net.value_width() + 2 * net.value_heads) +
          net.kernel * net.qkv_width() + 2 * net.value_heads + net.value_dim;
@@ -92,7 +94,7 @@ std::int64_t parameters(const ModelConfig& config, std::int64_t experts) {
   std::int64_t all = embeddings + hidden;
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     all += norms + mlp_parameters(config, l, experts);
-    all += shape.is_attention(l) ? attention_parameters(config) : delta_parameters(config);
+    all += shape.is_attention(l) ? attention_parameters(config) : recurrent_parameters(config);
   }
   return all;
 }

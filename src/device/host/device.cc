@@ -18,6 +18,7 @@
 #include "src/device/host/experts.h"
 #include "src/device/host/gated_delta.h"
 #include "src/device/host/prefill.h"
+#include "src/device/host/short_convolution.h"
 
 namespace topkv {
 namespace {
@@ -154,6 +155,10 @@ class HostDevice final : public ComputeDevice {
 
   void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) override {
     gated_delta_on_host(net, step);
+  }
+
+  void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) override {
+    short_convolution_on_host(net, step);
   }
 
   void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,

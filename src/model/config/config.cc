@@ -75,6 +75,29 @@ std::int64_t read_head_dim(const JsonObject& root, const Family& family, std::in
   return head_dim;
 }
 
+std::int64_t read_intermediate_size(const JsonObject& root, const Family& family) {
+  constexpr const char* key = "intermediate_size";
+  if (!family.adjusts_intermediate_size)
+    return root.integer(key, 1, max_width, family.intermediate_size);
+  constexpr const char* other = "block_ff_dim";
+  const std::int64_t size =
+      root.integer(root.contains(other) ? other : key, 1, max_width, family.intermediate_size);
+  if (!root.flag("block_auto_adjust_ff_dim", true)) return size;
+  std::int64_t adjusted = 2 * size / 3;
+  constexpr const char* by = "block_ffn_dim_multiplier";
+  if (!root.contains(by) || root.find(by) != nullptr) {
+    const double factor = root.number(by, 0, 1e6, 1);
+    const std::int64_t multiple = root.integer("block_multiple_of", 1, max_width, 256);
+    adjusted = static_cast<std::int64_t>(factor * static_cast<double>(adjusted));
+    adjusted = (adjusted + multiple - 1) / multiple * multiple;
+  }
+  if (adjusted < 1 || adjusted > max_width) {
+    root.fail(by, fmt::format("a factor that makes an MLP of 1 to {} of {} (it makes {})",
+                              max_width, size, adjusted));
+  }
+  return adjusted;
+}
+
 /// Those with another activation read its name from a key of their own.
 void check_activation(const JsonObject& root, const Family& family) {
   const char* key = family.gelu ? "hidden_activation" : "hidden_act";
@@ -154,8 +177,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   config.model_type = family.name;
   if (!unread.empty()) config.warnings = {unread_keys_warning(unread, file, family.name)};
   config.hidden_size = root.integer("hidden_size", 1, max_width, family.hidden_size);
-  config.intermediate_size =
-      root.integer("intermediate_size", 1, max_width, family.intermediate_size);
+  config.intermediate_size = read_intermediate_size(root, family);
   config.vocab_size = root.integer("vocab_size", 1, max_vocab, family.vocab_size);
   config.max_position =
       root.integer("max_position_embeddings", 1, max_positions, family.max_position);
@@ -171,7 +193,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   read_mixture(root, family, config);
   read_dual_chunk(root, file, config);
 
-  config.rms_norm_eps = root.number("rms_norm_eps", tiny, 1, family.rms_norm_eps);
+  config.rms_norm_eps = root.number(family.rms_norm_eps_key, tiny, 1, family.rms_norm_eps);
   const bool attention_bias =
       family.reads_attention_bias && root.flag("attention_bias", family.attention_bias);
   config.qkv_bias = family.always_qkv_bias || attention_bias;
@@ -184,6 +206,8 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   config.qk_norm_whole = family.qk_norm_whole;
   config.output_gate = family.output_gate;
   config.tied_embeddings = root.flag("tie_word_embeddings", family.tied_embeddings);
+  if (family.adjusts_intermediate_size)
+    config.tied_embeddings = root.flag("tie_embedding", config.tied_embeddings);
   read_generation(root, family, generation_file, config);
   return config;
 }

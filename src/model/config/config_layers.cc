@@ -60,36 +60,64 @@ GatedDeltaNet read_delta(const JsonObject& root, const GatedDeltaNet& missing) {
   return delta;
 }
 
-/// Which layers are recurrences: those that layer_types calls linear_attention, or all but each
-/// full_attention_interval-th.
-void read_recurrences(const JsonObject& root, const Family& family, ModelConfig& config) {
+constexpr const char* key_of_types = "layer_types";
+
+/// Which layers have a state. others: what layer_types calls them beside full_attention. missing:
+/// of a layer, if there is no layer_types.
+template <class Missing>
+void read_recurrent_layers(const JsonObject& root, std::string_view others, const Missing& missing,
+                           ModelConfig& config) {
+  const auto layers = static_cast<std::size_t>(config.attention.layers);
+  std::vector<std::int64_t>& sizes = config.attention.state_size;
+  const Json* types = root.find(key_of_types);
+  if (types != nullptr && (!types->is_array() || types->size() != layers))
+    root.fail(key_of_types, fmt::format("an array of num_hidden_layers ({}) strings", layers));
+  for (std::size_t l = 0; l < layers; ++l) {
+    const bool recurrent =
+        types == nullptr ? missing(static_cast<std::int64_t>(l)) : (*types)[l] == others;
+    if (types != nullptr && !recurrent && (*types)[l] != "full_attention")
+      root.unsupported(key_of_types, fmt::format("\"full_attention\" and \"{}\"", others));
+    sizes.push_back(recurrent ? config.state_size() : 0);
+  }
+  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size == 0; }))
+    root.fail(key_of_types, "one layer of full attention, or more");
+  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size > 0; })) sizes.clear();
+}
+
+/// Gated DeltaNet: by layer_types, or all layers but each full_attention_interval-th.
+void read_delta_layers(const JsonObject& root, const Family& family, ModelConfig& config) {
   config.delta = read_delta(root, family.delta);
   constexpr const char* gate = "attn_output_gate";
   if (!root.flag(gate, true)) root.unsupported(gate, "true");
-  const auto layers = static_cast<std::size_t>(config.attention.layers);
-  std::vector<std::int64_t>& sizes = config.attention.state_size;
-  sizes.assign(layers, 0);
-  constexpr const char* key = "layer_types";
-  if (const Json* types = root.find(key); types != nullptr) {
-    if (!types->is_array() || types->size() != layers)
-      root.fail(key, fmt::format("an array of num_hidden_layers ({}) strings", layers));
-    for (std::size_t l = 0; l < layers; ++l) {
-      if ((*types)[l] == "linear_attention") {
-        sizes[l] = config.delta.state_size();
-      } else if ((*types)[l] != "full_attention") {
-        root.unsupported(key, "\"full_attention\" and \"linear_attention\"");
-      }
-    }
-  } else {
-    const std::int64_t interval = root.integer("full_attention_interval", 1, max_positions, 4);
-    for (std::size_t l = 0; l < layers; ++l) {
-      if ((static_cast<std::int64_t>(l) + 1) % interval != 0) sizes[l] = config.delta.state_size();
-    }
+  const std::int64_t interval = root.find(key_of_types) != nullptr
+                                    ? 1
+                                    : root.integer("full_attention_interval", 1, max_positions, 4);
+  read_recurrent_layers(
+      root, "linear_attention", [&](std::int64_t l) { return (l + 1) % interval != 0; }, config);
+}
+
+/// Short convolutions: by layer_types, or all layers that full_attn_idxs does not list; without
+/// either there are none.
+void read_convolution_layers(const JsonObject& root, const Family& family, ModelConfig& config) {
+  constexpr const char* bias = "conv_bias";
+  if (root.flag(bias, false)) root.unsupported(bias, "false");
+  config.convolution.width = config.hidden_size;
+  config.convolution.kernel = root.integer("conv_L_cache", 2, 64, family.convolution_kernel);
+  constexpr const char* key = "full_attn_idxs";
+  const Json* listed = root.find(key);
+  const auto is_layer = [&](const Json& x) {
+    return x.is_number_integer() && x >= 0 && x < config.attention.layers;
+  };
+  if (listed != nullptr &&
+      (!listed->is_array() || !std::all_of(listed->begin(), listed->end(), is_layer))) {
+    root.fail(key, fmt::format("an array of numbers from 0 to {}", config.attention.layers - 1));
   }
-  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size == 0; })) {
-    root.fail(key, "one layer of full attention, or more");
-  }
-  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size > 0; })) sizes.clear();
+  read_recurrent_layers(
+      root, "conv",
+      [&](std::int64_t l) {
+        return listed != nullptr && std::find(listed->begin(), listed->end(), l) == listed->end();
+      },
+      config);
 }
 
 /// Which layers have the window when layer_types does not say.
@@ -158,7 +186,8 @@ void read_layers(const JsonObject& root, const Family& family, ModelConfig& conf
     for (const bool has : rope)
       config.layer_rope.push_back(has ? LayerRope::model : LayerRope::none);
   }
-  if (family.delta.key_heads > 0) read_recurrences(root, family, config);
+  if (family.delta.key_heads > 0) read_delta_layers(root, family, config);
+  if (family.convolution_kernel > 0) read_convolution_layers(root, family, config);
   if (family.sliding == Sliding::never) return;
   const bool everywhere =
       family.sliding == Sliding::all_layers || family.sliding == Sliding::all_if_on;

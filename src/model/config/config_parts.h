@@ -25,9 +25,9 @@ void read_rope(const JsonObject& root, const std::filesystem::path& file, const 
 void read_dual_chunk(const JsonObject& root, const std::filesystem::path& file,
                      ModelConfig& config);
 
-/// AttentionShape::sliding_window and state_size, ModelConfig::delta, and the layers without RoPE
-/// (config_layers.cc).
-/// REQUIRES: attention.layers is read.
+/// AttentionShape::sliding_window and state_size, the sizes of recurrent layers, and the layers
+/// without RoPE (config_layers.cc).
+/// REQUIRES: attention.layers and hidden_size are read.
 void read_layers(const JsonObject& root, const Family& family, ModelConfig& config);
 
 /// ModelConfig::mixture, and the activation that goes with it (config_experts.cc).

@@ -37,7 +37,7 @@ Family hybrid(Family own) {
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 18> all = {{
+  static const std::array<Family, 19> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -332,6 +332,52 @@ std::span<const Family> families() {
               .own_keys = {"num_experts", "num_experts_per_tok", "moe_intermediate_size",
                            "shared_expert_intermediate_size", "norm_topk_prob",
                            "decoder_sparse_step", "mlp_only_layers"}}),
+      // LFM2 and 2.5, the dense models: 350M, 700M, 1.2B, 2.6B. Published files have further block_
+      // and conv_ keys of their making.
+      {.name = "lfm2",
+       .vocab_size = 65536,
+       .hidden_size = 2560,
+       .intermediate_size = 12288,
+       .kv_heads = 8,
+       .max_position = 128000,
+       .rms_norm_eps = 1e-5,
+       .rms_norm_eps_key = "norm_eps",
+       .tied_embeddings = true,
+       .bos = 1,
+       .eos = {2},
+       .rope_theta = 1e6,
+       .norms = {.before_attention = "operator_norm", .before_mlp = "ffn_norm"},
+       .names = {.attention_output = "out_proj",
+                 .q_norm = "q_layernorm",
+                 .k_norm = "k_layernorm",
+                 .mlp = "feed_forward.",
+                 .mlp_projections = {"w1", "w3", "w2"},
+                 .final_norm = "embedding_norm"},
+       .qk_norm = true,
+       .convolution_kernel = 3,
+       .adjusts_intermediate_size = true,
+       .own_keys = {"norm_eps",
+                    "conv_L_cache",
+                    "conv_bias",
+                    "layer_types",
+                    "full_attn_idxs",
+                    "block_ff_dim",
+                    "block_auto_adjust_ff_dim",
+                    "block_ffn_dim_multiplier",
+                    "block_multiple_of",
+                    "tie_embedding",
+                    "block_dim",
+                    "block_mlp_init_scale",
+                    "block_norm_eps",
+                    "block_out_init_scale",
+                    "block_use_swiglu",
+                    "block_use_xavier_init",
+                    "conv_dim",
+                    "conv_dim_out",
+                    "conv_use_xavier_init",
+                    "num_heads",
+                    "use_pos_enc",
+                    "theta"}},
   }};
   return all;
 }

@@ -23,6 +23,18 @@ struct NormNames {
   std::string_view after_mlp = "";
 };
 
+/// Names of the matrices and norms of a layer, behind "model.layers.N.", and of the last norm,
+/// behind "model.".
+struct PartNames {
+  std::string_view attention = "self_attn.";
+  std::string_view attention_output = "o_proj";
+  std::string_view q_norm = "q_norm";
+  std::string_view k_norm = "k_norm";
+  std::string_view mlp = "mlp.";
+  std::array<std::string_view, 3> mlp_projections = {"gate_proj", "up_proj", "down_proj"};
+  std::string_view final_norm = "norm";
+};
+
 /// Mixtures of experts of a family: what a missing key means, and names of tensors, as they stand
 /// behind "model.layers.N.".
 struct FamilyMixture {
@@ -55,6 +67,7 @@ struct Family {
   std::int64_t head_dim = 0;  ///< 0: hidden_size / num_attention_heads
   std::int64_t max_position = 0;
   double rms_norm_eps = 1e-6;
+  std::string_view rms_norm_eps_key = "rms_norm_eps";
   bool tied_embeddings = false;
   Token bos = -1;               ///< -1: none
   std::vector<Token> eos = {};  ///< empty: none
@@ -96,12 +109,20 @@ struct Family {
 
   // The network.
   NormNames norms = {};
+  PartNames names = {};
   double norm_offset = 0;  ///< weights of norms are stored less this
   bool qk_norm = false;
   bool qk_norm_whole = false;
   /// Layers are Gated DeltaNet, by layer_types, or all but each full_attention_interval-th. The
   /// sizes are what missing keys mean (linear_num_key_heads and on).
   GatedDeltaNet delta = {};
+  /// Layers are short convolutions, by layer_types or full_attn_idxs, of conv_L_cache tokens (this
+  /// default) and hidden_size channels; 0: the family has no such layers.
+  std::int64_t convolution_kernel = 0;
+  /// block_auto_adjust_ff_dim, block_ffn_dim_multiplier and block_multiple_of say what becomes of
+  /// intermediate_size; block_ff_dim is another name for it, and tie_embedding for
+  /// tie_word_embeddings.
+  bool adjusts_intermediate_size = false;
   bool fused_delta = false;        ///< in_proj_qkvz and in_proj_ba have all projections
   bool output_gate = false;        ///< ModelConfig::output_gate
   bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation

@@ -9,7 +9,6 @@
 #include "src/core/math/vector_math.h"
 #include "src/core/threads/stopping.h"
 #include "src/core/threads/threads.h"
-#include "src/device/gated_delta.h"
 #include "src/device/pieces.h"
 #include "src/model/config/dual_chunk.h"
 #include "topkv/error.h"
@@ -17,9 +16,8 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t mlp_tokens = 2048;    // of a chunk at a time: bounds the widest activations
-constexpr std::int64_t logit_rows = 16;      // logits at a time, likewise
-constexpr std::int64_t delta_tokens = 1024;  // of a recurrence, likewise
+constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the widest activations
+constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
 constexpr std::int64_t cap_grain = 1 << 14;
 
 /// Likewise where a layer has experts: so many that each is read for some hundred rows, which are
@@ -31,21 +29,6 @@ std::int64_t mixture_tokens(const ExpertMixture& mixture) {
 }
 
 }  // namespace
-
-template <class Place>
-void Forward::lay_out_delta(const GatedDeltaNet& net, std::int64_t layers, std::int64_t op,
-                            std::int64_t chunk, const Place& place, Activations& out) {
-  const std::int64_t f32 = bytes_of(DType::f32);
-  const std::int64_t tokens = std::min(chunk, delta_tokens);
-  place(out.delta_qkv, tokens * net.qkv_width(), f32);
-  place(out.delta_z, tokens * net.value_width(), f32);
-  place(out.delta_gates, tokens * 2 * net.value_heads, f32);
-  place(out.delta_room, gated_delta_room(net, tokens), f32);
-  place(out.delta_out, tokens * net.value_width(), f32);
-  place(out.delta_heads, tokens * net.value_width(), op);
-  for (float*& state : out.delta_states) place(state, net.state_size(), f32);
-  place(out.state_table, 2 * layers, std::int64_t{sizeof(float*)});
-}
 
 template <class Place>
 void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
@@ -74,6 +57,22 @@ void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64
   place(out.slots, slots, std::int64_t{sizeof(std::int32_t)});
   place(out.places, slots, std::int64_t{sizeof(std::int32_t)});
   place(out.gathered, slots * config.hidden_size, op);
+}
+
+template <class Place>
+void Forward::lay_out_recurrences(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
+                                  const Place& place, Activations& out) {
+  const RecurrentWidths widths = recurrent_widths(config);
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const std::int64_t tokens = std::min(chunk, recurrent_tokens);
+  place(out.recurrent_in, tokens * widths.in, f32);
+  place(out.recurrent_gate, tokens * widths.gate, f32);
+  place(out.recurrent_rates, tokens * widths.rates, f32);
+  place(out.recurrent_room, tokens * widths.room, f32);
+  place(out.recurrent_out, tokens * widths.out, f32);
+  place(out.recurrent_heads, tokens * widths.heads, op);
+  for (float*& state : out.recurrent_states) place(state, config.state_size(), f32);
+  place(out.state_table, 2 * config.attention.layers, std::int64_t{sizeof(float*)});
 }
 
 std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
@@ -113,7 +112,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
     place(out.q_gated, chunk * 2 * q_width, f32);
     place(out.output_gate, chunk * q_width, f32);
   }
-  if (!shape.state_size.empty()) lay_out_delta(config.delta, shape.layers, op, chunk, place, out);
+  if (!shape.state_size.empty()) lay_out_recurrences(config, op, chunk, place, out);
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
   lay_out_mlp(config, op, chunk, place, out);
@@ -178,7 +177,7 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
   for (std::int64_t l = between(0, count); l < end; l = between(l + 1, count)) {
     check_stop();
     if (!config_.attention.is_attention(l)) {
-      delta(l, count, texts, layers);
+      recur(l, count, texts, layers);
       continue;
     }
     clock_->begin(Phase::attention);
@@ -244,13 +243,12 @@ std::int64_t Forward::between(std::int64_t l, std::int64_t tokens) {
     while (next < layers && !config_.attention.is_attention(next)) ++next;
   const auto work = [&] {
     for (std::int64_t at = l; at <= next; ++at) {
-      if (at > 0) end_layer(weights_.layers[static_cast<std::size_t>(at - 1)], tokens);
+      if (at > 0) end_layer(at - 1, tokens);
       if (at == layers) return norm(weights_.final_norm, tokens);
       begin_layer(at, tokens);
       if (at == next) return;
-      GatedDeltaStep step = delta_step(weights_.layers[static_cast<std::size_t>(at)].delta, 0, 1);
-      step.states = a_.state_table + 2 * at;
-      device_->gated_delta(config_.delta, step);
+      take_tokens(weights_.layers[static_cast<std::size_t>(at)], 0, 1,
+                  {nullptr, nullptr, a_.state_table + 2 * at});
     }
   };
   if (!replays(tokens)) {
@@ -270,18 +268,19 @@ std::int64_t Forward::between(std::int64_t l, std::int64_t tokens) {
 void Forward::begin_layer(std::int64_t l, std::int64_t tokens) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   read_residual(w.input_norm, tokens);
-  if (w.delta.empty()) {
+  if (config_.attention.is_attention(l)) {
     queries_keys_values(l, tokens);
-  } else if (tokens <= delta_tokens) {
-    delta_inputs(w.delta, 0, tokens);
+  } else if (tokens <= recurrent_tokens) {
+    recurrence_inputs(w, 0, tokens);
   }
 }
 
-void Forward::end_layer(const LayerWeights& w, std::int64_t tokens) {
-  if (w.delta.empty()) {
+void Forward::end_layer(std::int64_t l, std::int64_t tokens) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+  if (config_.attention.is_attention(l)) {
     attention_output(w, tokens);
-  } else if (tokens <= delta_tokens) {
-    delta_output(w, 0, tokens);
+  } else if (tokens <= recurrent_tokens) {
+    recurrence_output(w, 0, tokens);
   }
   mlp(w, tokens);
 }
@@ -342,118 +341,6 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
     device_->to_operand(a_.attended, values, a_.heads);
   }
   add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
-}
-
-void Forward::delta_inputs(const DeltaWeights& w, std::int64_t first, std::int64_t count) {
-  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
-  const std::byte* const x = a_.hidden + first * row;
-  project({{w.qkv, nullptr, a_.delta_qkv}, {w.z, nullptr, a_.delta_z}}, x, count);
-  project({{w.gates, nullptr, a_.delta_gates}}, x, count);
-}
-
-void Forward::delta_output(const LayerWeights& w, std::int64_t first, std::int64_t count) {
-  const GatedDeltaNet& net = config_.delta;
-  begin(Phase::other);
-  device_->gated_norm(a_.delta_out, a_.delta_z, w.delta.norm.data, count * net.value_heads,
-                      net.value_dim, static_cast<float>(config_.rms_norm_eps), a_.delta_heads);
-  add_to_residual(w.delta.out, {}, w.attention_norm, a_.delta_heads, count,
-                  a_.x + first * config_.hidden_size);
-}
-
-const float* Forward::state_here(const StateMemory* state) {
-  if (state == nullptr) return nullptr;
-  if (state->on_host() != device_->is_cuda()) return state->data();
-  device_->copy_in(state->data(), config_.delta.state_size() * bytes_of(DType::f32),
-                   reinterpret_cast<std::byte*>(a_.delta_states[0]));
-  return a_.delta_states[0];
-}
-
-std::shared_ptr<StateMemory> Forward::next_state(const TextLayers& layers, std::int64_t text,
-                                                 std::int64_t l) {
-  std::shared_ptr<StateMemory> spare = layers.spare(text, l);
-  if (spare != nullptr && spare->on_host() != device_->is_cuda()) return spare;
-  return device_->make_state(config_.delta.state_size());
-}
-
-GatedDeltaStep Forward::delta_step(const DeltaWeights& w, std::int64_t at,
-                                   std::int64_t tokens) const {
-  const GatedDeltaNet& net = config_.delta;
-  GatedDeltaStep step;
-  step.tokens = tokens;
-  step.qkv = a_.delta_qkv + at * net.qkv_width();
-  step.gates = a_.delta_gates + at * 2 * net.value_heads;
-  step.kernel = w.kernel.data;
-  step.fading = w.fading.data;
-  step.time_bias = w.time_bias.data;
-  step.room = a_.delta_room;
-  step.out = a_.delta_out + at * net.value_width();
-  return step;
-}
-
-void Forward::find_states(const TextLayers& layers) {
-  const AttentionShape& shape = config_.attention;
-  if (shape.state_size.empty()) return;
-  states_.resize(static_cast<std::size_t>(shape.layers));
-  std::vector<const float*> table(static_cast<std::size_t>(2 * shape.layers));
-  for (std::int64_t l = 0; l < shape.layers; ++l) {
-    if (shape.is_attention(l)) continue;
-    States& of = states_[static_cast<std::size_t>(l)];
-    of.before = layers.state(0, l);
-    if (of.before != nullptr && of.before->on_host()) {
-      const auto here = device_->make_state(config_.delta.state_size());
-      device_->copy_in(of.before->data(), config_.delta.state_size() * bytes_of(DType::f32),
-                       reinterpret_cast<std::byte*>(here->data()));
-      of.before = here;
-    }
-    of.after = next_state(layers, 0, l);
-    const auto at = static_cast<std::size_t>(2 * l);
-    table[at] = of.before == nullptr ? nullptr : std::as_const(*of.before).data();
-    table[at + 1] = of.after->data();
-  }
-  device_->copy_in(table.data(), std::ssize(table) * std::int64_t{sizeof(float*)},
-                   reinterpret_cast<std::byte*>(a_.state_table));
-}
-
-void Forward::keep_states(const TextLayers& layers) {
-  for (std::size_t l = 0; l < states_.size(); ++l) {
-    States of = std::exchange(states_[l], {});
-    if (of.after == nullptr) continue;
-    of.before.reset();
-    layers.advance(0, static_cast<std::int64_t>(l), 1, std::move(of.after));
-  }
-}
-
-void Forward::delta(std::int64_t l, std::int64_t tokens, std::int64_t texts,
-                    const TextLayers& layers) {
-  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
-  const bool in_pieces = tokens > delta_tokens;
-  const std::int64_t of_text = tokens / texts;
-  States states;
-  const float* state = nullptr;
-  for (std::int64_t first = 0; first < tokens; first += delta_tokens) {
-    check_stop();
-    const std::int64_t count = std::min(delta_tokens, tokens - first);
-    if (in_pieces) delta_inputs(w.delta, first, count);
-    begin(Phase::attention);
-    for (std::int64_t at = 0; at < count;) {
-      const std::int64_t text = (first + at) / of_text;
-      const std::int64_t end = (text + 1) * of_text;
-      GatedDeltaStep step = delta_step(w.delta, at, std::min(count - at, end - first - at));
-      if (first + at == text * of_text) {
-        states = {layers.state(text, l), next_state(layers, text, l)};
-        state = state_here(states.before.get());
-      }
-      at += step.tokens;
-      const bool last = first + at == end;
-      step.state = state;
-      step.next_state =
-          last ? states.after->data() : a_.delta_states[state == a_.delta_states[0] ? 1 : 0];
-      device_->gated_delta(config_.delta, step);
-      state = step.next_state;
-      if (last) layers.advance(text, l, of_text, std::move(states.after));
-    }
-    if (in_pieces) delta_output(w, first, count);
-  }
 }
 
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {

@@ -70,10 +70,10 @@ class Forward {
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
     float *q_next, *q_far;         // with dual chunk attention
     float *q_gated, *output_gate;  // with output gates: of q's projection, and q's gates
-    // Of Gated DeltaNet layers, for some tokens at a time.
-    float *delta_qkv, *delta_z, *delta_gates, *delta_room, *delta_out;
-    float* delta_states[2];         // of one layer, between pieces
-    std::byte* delta_heads;         // operand
+    // Of recurrent layers, for some tokens at a time; see RecurrentWidths.
+    float *recurrent_in, *recurrent_gate, *recurrent_rates, *recurrent_room, *recurrent_out;
+    float* recurrent_states[2];     // of one layer, between pieces
+    std::byte* recurrent_heads;     // operand
     const float** state_table;      // of each layer, before and after a token
     Angles angles, sliding_angles;  // LayerRope::model's, and sliding's
     // With dual chunk attention, or queries that grow (the first); `angles` are then the keys'.
@@ -83,8 +83,8 @@ class Forward {
   };
   /// Activations of MLPs and of experts.
   template <class Place>
-  static void lay_out_delta(const GatedDeltaNet& net, std::int64_t layers, std::int64_t op,
-                            std::int64_t chunk, const Place& place, Activations& out);
+  static void lay_out_recurrences(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
+                                  const Place& place, Activations& out);
   template <class Place>
   static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
                           const Place& place, Activations& out);
@@ -100,28 +100,47 @@ class Forward {
   /// are a part of it. Returns the layer that is next: one of attention, one of another recurrence,
   /// or the number of layers.
   std::int64_t between(std::int64_t l, std::int64_t tokens);
-  void end_layer(const LayerWeights& w, std::int64_t tokens);
+  void end_layer(std::int64_t l, std::int64_t tokens);
   void begin_layer(std::int64_t l, std::int64_t tokens);
   bool replays(std::int64_t tokens) const { return tokens == 1 && device_->replays(); }
   /// Finds the states of a token that is replayed, and gives the text those after it.
   void find_states(const TextLayers& layers);
   void keep_states(const TextLayers& layers);
   void queries_keys_values(std::int64_t l, std::int64_t tokens);
-  /// A Gated DeltaNet layer. Many tokens go through all of it in pieces; of few the projections in
-  /// and out are parts of what lies between layers, which a device may replay.
-  void delta(std::int64_t l, std::int64_t tokens, std::int64_t texts, const TextLayers& layers);
+  /// Tokens that go through a recurrent layer at a time: bounds its activations.
+  static constexpr std::int64_t recurrent_tokens = 1024;
+  /// Elements of a token in the activations of recurrent layers.
+  struct RecurrentWidths {
+    std::int64_t in = 0;     ///< what the convolution sees
+    std::int64_t gate = 0;   ///< what gates the output
+    std::int64_t rates = 0;  ///< what decays and rates of learning are made of
+    std::int64_t room = 0;   ///< what a step works in
+    std::int64_t out = 0;    ///< of the recurrence
+    std::int64_t heads = 0;  ///< what is projected back
+  };
+  static RecurrentWidths recurrent_widths(const ModelConfig& config);
+  /// The state of a layer before some tokens, null for zeros, and where the state after them goes;
+  /// or where these two pointers stand in the device's memory.
+  struct StatePlaces {
+    const float* before = nullptr;
+    float* after = nullptr;
+    const float* const* table = nullptr;
+  };
+  /// A recurrent layer. Many tokens go through all of it in pieces; of few the projections in and
+  /// out are parts of what lies between layers, which a device may replay.
+  void recur(std::int64_t l, std::int64_t tokens, std::int64_t texts, const TextLayers& layers);
   /// Projects `count` tokens from `first` on, which are in a_.hidden.
-  void delta_inputs(const DeltaWeights& w, std::int64_t first, std::int64_t count);
+  void recurrence_inputs(const LayerWeights& w, std::int64_t first, std::int64_t count);
+  /// Takes `tokens` of the tokens that are projected into the state, from number `at` on.
+  void take_tokens(const LayerWeights& w, std::int64_t at, std::int64_t tokens,
+                   const StatePlaces& states);
   /// x += the layer's output for these tokens.
-  void delta_output(const LayerWeights& w, std::int64_t first, std::int64_t count);
+  void recurrence_output(const LayerWeights& w, std::int64_t first, std::int64_t count);
   /// Returns where the device has a state.
   const float* state_here(const StateMemory* state);
   /// Returns memory for the next state of a layer.
   std::shared_ptr<StateMemory> next_state(const TextLayers& layers, std::int64_t text,
                                           std::int64_t l);
-  /// Returns a step, without states, of `tokens` of the tokens that are projected, from number `at`
-  /// on.
-  GatedDeltaStep delta_step(const DeltaWeights& w, std::int64_t at, std::int64_t tokens) const;
   /// Writes the angles of positions first and on to where layers find them.
   void place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
   /// Writes what the queries of these positions are turned and multiplied by, if they grow.

@@ -44,19 +44,22 @@ bool same_values(const MatrixSource& a, const MatrixSource& b) {
   return true;
 }
 
-/// at: "model.layers.0.mlp."
+/// at: "model.layers.0." and the name of MLPs.
 void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
                const std::string& at, LayerWeights& layer) {
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t mlp = config.intermediate_size;
+  const auto projection = [&](std::size_t which) {
+    return fmt::format("{}{}.weight", at, family.names.mlp_projections[which]);
+  };
   if (family.fused_gate_up) {
     layer.gate = placer.rows(at + "gate_up_proj.weight", 0, mlp, 2 * mlp, hidden);
     layer.up = placer.rows(at + "gate_up_proj.weight", mlp, mlp, 2 * mlp, hidden);
   } else {
-    layer.gate = placer.matrix(at + "gate_proj.weight", mlp, hidden);
-    layer.up = placer.matrix(at + "up_proj.weight", mlp, hidden);
+    layer.gate = placer.matrix(projection(0), mlp, hidden);
+    layer.up = placer.matrix(projection(1), mlp, hidden);
   }
-  layer.down = placer.matrix(at + "down_proj.weight", hidden, mlp);
+  layer.down = placer.matrix(projection(2), hidden, mlp);
   if (!config.mlp_bias) return;
   layer.gate_bias = placer.vector(at + "gate_proj.bias", mlp);
   layer.up_bias = placer.vector(at + "up_proj.bias", mlp);
@@ -164,7 +167,18 @@ DeltaWeights place_delta(Placer& placer, const ModelConfig& config, const Family
   return weights;
 }
 
-/// at: "model.layers.0.self_attn."
+/// at: "model.layers.0.conv."
+ConvolutionWeights place_convolution(Placer& placer, const ModelConfig& config,
+                                     const std::string& at) {
+  const ShortConvolution& net = config.convolution;
+  ConvolutionWeights weights;
+  weights.in = placer.matrix(at + "in_proj.weight", net.input_width(), config.hidden_size);
+  weights.kernel = placer.convolution(at + "conv.weight", net.width, net.kernel);
+  weights.out = placer.matrix(at + "out_proj.weight", config.hidden_size, net.width);
+  return weights;
+}
+
+/// at: "model.layers.0." and the name of attention.
 void place_attention(Placer& placer, const ModelConfig& config, const Family& family,
                      const std::string& at, LayerWeights& layer) {
   const auto optional_vector = [&](bool wanted, const std::string& name, std::int64_t size) {
@@ -186,17 +200,18 @@ void place_attention(Placer& placer, const ModelConfig& config, const Family& fa
     layer.k = placer.matrix(at + "k_proj.weight", kv_size, hidden);
     layer.v = placer.matrix(at + "v_proj.weight", kv_size, hidden);
   }
-  layer.o = placer.matrix(at + "o_proj.weight", hidden, q_size);
+  const std::string output = fmt::format("{}{}.", at, family.names.attention_output);
+  layer.o = placer.matrix(output + "weight", hidden, q_size);
   layer.q_bias = optional_vector(config.qkv_bias, at + "q_proj.bias", q_outputs);
   layer.k_bias = optional_vector(config.qkv_bias, at + "k_proj.bias", kv_size);
   layer.v_bias = optional_vector(config.qkv_bias, at + "v_proj.bias", kv_size);
-  layer.o_bias = optional_vector(config.o_bias, at + "o_proj.bias", hidden);
+  layer.o_bias = optional_vector(config.o_bias, output + "bias", hidden);
   if (config.qk_norm) {
-    const auto norm = [&](const char* name, std::int64_t size) {
-      return placer.norm(at + name, size, family.norm_offset);
+    const auto norm = [&](std::string_view name, std::int64_t size) {
+      return placer.norm(fmt::format("{}{}.weight", at, name), size, family.norm_offset);
     };
-    layer.q_norm = norm("q_norm.weight", config.qk_norm_whole ? q_size : head);
-    layer.k_norm = norm("k_norm.weight", config.qk_norm_whole ? kv_size : head);
+    layer.q_norm = norm(family.names.q_norm, config.qk_norm_whole ? q_size : head);
+    layer.k_norm = norm(family.names.k_norm, config.qk_norm_whole ? kv_size : head);
   }
   if (config.attention_sinks) {
     layer.sinks = placer.vector(at + "sinks", config.attention.q_heads);
@@ -222,18 +237,21 @@ Weights place(Placer& placer, const ModelConfig& config) {
     layer.mlp_norm = norm(at, family.norms.before_mlp, hidden);
     layer.mlp_output_norm = norm(at, family.norms.after_mlp, hidden);
     if (config.attention.is_attention(l)) {
-      place_attention(placer, config, family, at + "self_attn.", layer);
+      place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention),
+                      layer);
+    } else if (config.convolution.width > 0) {
+      layer.convolution = place_convolution(placer, config, at + "conv.");
     } else {
       layer.delta = place_delta(placer, config, family, at + "linear_attn.");
     }
     if (config.mixture.in(l)) {
       layer.mixture = place_mixture(placer, config, family.mixture, at);
     } else {
-      place_mlp(placer, config, family, at + "mlp.", layer);
+      place_mlp(placer, config, family, fmt::format("{}{}", at, family.names.mlp), layer);
     }
     weights.layers.push_back(std::move(layer));
   }
-  weights.final_norm = norm("model.", "norm", hidden);
+  weights.final_norm = norm("model.", family.names.final_norm, hidden);
   weights.lm_head = config.tied_embeddings ? weights.embedding : placer.table(head_name, config);
   return weights;
 }

@@ -46,10 +46,20 @@ struct DeltaWeights {
   bool empty() const { return kernel.empty(); }
 };
 
+/// In place of attention.
+struct ConvolutionWeights {
+  Matrix in, out;  // [input_width, hidden], [hidden, width]
+  Vector kernel;   // [kernel, width]
+
+  bool empty() const { return kernel.empty(); }
+};
+
 struct LayerWeights {
   // [hidden]; empty: none. What attention and MLP read, and what they give.
   Vector input_norm, attention_norm, mlp_norm, mlp_output_norm;
-  DeltaWeights delta;                     // empty: the layer has the attention that follows
+  // Of recurrent layers one is not empty. Else the layer has the attention that follows.
+  DeltaWeights delta;
+  ConvolutionWeights convolution;
   Matrix q, k, v, o;                      // q: with ModelConfig::output_gate twice as wide
   Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
   Vector q_norm, k_norm;                  // [head_dim], or the width of q and of k; empty: none

@@ -179,6 +179,7 @@ std::vector<Variant> variants() {
                            "qwen3-5-moe",
                            "qwen3-next",
                            "ministral3",
+                           "lfm2",
                            "gptq-qwen3-moe",
                            "fp8-qwen3-moe",
                            "mxfp4-gpt-oss",
