@@ -17,6 +17,7 @@
 #include "gpu/network/elementwise.h"
 #include "gpu/network/experts.h"
 #include "gpu/network/gated_delta.h"
+#include "gpu/network/mamba2.h"
 #include "gpu/network/short_convolution.h"
 #include "gpu/runtime/page_lock.h"
 #include "gpu/runtime/phase_clock.h"
@@ -319,6 +320,16 @@ void CudaDevice::attend_sinks(const float* sinks, const float* lse, std::int64_t
 
 void CudaDevice::gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) {
   gpu::gated_delta(net, step, stream_);
+}
+
+void CudaDevice::mamba2(const Mamba2& net, const Mamba2Step& step) {
+  gpu::mamba2(net, step, stream_);
+}
+
+void CudaDevice::norm_gated(const float* x, const float* gate, const float* weight,
+                            std::int64_t rows, std::int64_t width, std::int64_t groups,
+                            float epsilon, std::byte* out) {
+  gpu::norm_gated(x, gate, weight, rows, width, groups, epsilon, bf16(out), stream_);
 }
 
 void CudaDevice::short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) {

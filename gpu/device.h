@@ -102,6 +102,9 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens, std::int64_t heads,
                     std::int64_t head_dim, float* x) override;
   void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) override;
+  void mamba2(const Mamba2& net, const Mamba2Step& step) override;
+  void norm_gated(const float* x, const float* gate, const float* weight, std::int64_t rows,
+                  std::int64_t width, std::int64_t groups, float epsilon, std::byte* out) override;
   void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) override;
   void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
                   std::int64_t width, float epsilon, std::byte* out) override;

@@ -65,6 +65,8 @@ def randomise(model, generator):
             value = 3 + 1.5 * noise
         elif name.endswith("A_log"):
             value = 0.5 * noise - 1
+        elif name.endswith(".D"):
+            value = 0.5 + 0.5 * noise
         elif weight.dim() == 3:  # a convolution, or experts, of [inputs, outputs] or [outputs, inputs]
             inputs = weight.shape[1 if clamped else 2]
             gain = (4.0 if "gate_up" in name else 0.25) if clamped else 1.0
@@ -169,7 +171,7 @@ def session_logits(model, tokens):
 def in_float64(folder):
     """The model with every operation in float64, RoPE's angles too."""
     model = load(folder, torch.float64)
-    if is_chunked(model):
+    if is_chunked(model) or getattr(model.model, "rotary_emb", None) is None:
         return model
 
     def change(frequencies, factor, rope):

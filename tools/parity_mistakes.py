@@ -103,7 +103,8 @@ def mistakes(model):
     """Name and deed of everything that can go wrong with this model."""
     config = model.config
     parameters = [name for name, _ in model.named_parameters()]
-    yield "no rope", without_rope
+    if getattr(model.model, "rotary_emb", None) is not None:
+        yield "no rope", without_rope
     neutral = norm_neutral(model)
     yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight", "embedding_norm.weight",
                                         "operator_norm.weight"], neutral)
@@ -130,6 +131,9 @@ def mistakes(model):
     if any("linear_attn" in name for name in parameters):
         yield from mistakes_of_recurrences(model)
         return
+    if any(name.endswith("mamba.D") for name in parameters):
+        yield from mistakes_of_mamba(model)
+        return
     if any(name.endswith("conv.conv.weight") for name in parameters):
         yield "last token convolved alone", with_convolution_of_last
         yield "newest token's weight first", with_convolution_turned
@@ -154,6 +158,72 @@ def mistakes_of_recurrences(model):
         yield "no shared expert", with_value(["shared_expert.down_proj.weight"], 0.0)
         yield "shared expert as it is", with_whole_shared_expert
         yield from parity_experts.mistakes(model)
+
+
+def mistakes_of_mamba(model):
+    config = model.config
+    yield "no state", with_value([".A_log"], 20.0)
+    yield "no decay", with_value([".A_log"], -20.0)
+    yield "no time bias", with_value(["dt_bias"], 0.0)
+    yield "nothing skips", with_value([".D"], 0.0)
+    yield "gated norm 1", with_value(["mamba.norm.weight"], 1.0)
+    yield "norm before the gate", with_norm_before_gate
+    yield "last token convolved alone", with_convolution_of_last
+    yield "B and C exchanged", with_b_and_c_exchanged
+    if config.mamba_conv_bias:
+        yield "no bias of the convolution", with_value(["conv1d.bias"], 0.0)
+    if config.mamba_n_groups > 1:
+        yield "one group", with_one_group
+    yield "no MLP", with_value(["shared_mlp.output_linear.weight"], 0.0)
+    yield from with_other_multipliers(config)
+    yield from parity_experts.mistakes(model)
+
+
+def mamba_layers(model):
+    return [layer.mamba for layer in model.model.layers if getattr(layer, "mamba", None) is not None]
+
+
+def with_norm_before_gate(model):
+    for part in mamba_layers(model):
+        norm = part.norm
+        forward = norm.forward
+        norm.forward = lambda x, gate, forward=forward: forward(x) * torch.nn.functional.silu(gate)
+
+
+def with_one_group(model):
+    """All heads read B and C of the first group; each group is normalised by itself."""
+    for part in mamba_layers(model):
+        states = part.n_groups * part.ssm_state_size
+        for first in (2 * part.intermediate_size, 2 * part.intermediate_size + states):
+            rows = part.in_proj.weight.data[first:first + states].view(
+                part.n_groups, part.ssm_state_size, -1)
+            rows[1:] = rows[:1].clone()
+
+
+def with_b_and_c_exchanged(model):
+    for part in mamba_layers(model):
+        states = part.n_groups * part.ssm_state_size
+        first = 2 * part.intermediate_size
+        rows = part.in_proj.weight.data[first:first + 2 * states]
+        rows.copy_(torch.cat(rows.clone().chunk(2)[::-1]))
+
+
+def with_other_multipliers(config):
+    if config.embedding_multiplier != 1:
+        yield "embedding as it is", lambda x: setattr(x.model, "embedding_multiplier", 1.0)
+    if config.attention_multiplier != 1:
+        yield "scale of heads", with_attention_scale
+    if config.residual_multiplier != 1:
+        yield "branches as they are", lambda x: [setattr(layer, "residual_multiplier", 1.0)
+                                                 for layer in x.model.layers]
+    if config.logits_scaling != 1:
+        yield "logits as they are", lambda x: setattr(x.config, "logits_scaling", 1.0)
+
+
+def with_attention_scale(model):
+    for layer in model.model.layers:
+        if layer.self_attn is not None:
+            layer.self_attn.scaling = layer.self_attn.head_dim ** -0.5
 
 
 def with_convolution_of_last(model):

@@ -247,4 +247,23 @@ VARIANTS = {
                  tie_word_embeddings=True, norm_eps=1e-4, block_multiple_of=16, conv_L_cache=3,
                  layer_types=["conv", "conv", "full_attention", "conv"],
                  rope_parameters=theta(1000.0)),
+    # As Granite 4 H: Mamba-2 layers, attention without RoPE, and factors on everything. With two
+    # groups of heads, and with a mixture beside the MLP and RoPE.
+    "granite-h": dict(model_type="granitemoehybrid", tokens=64, dtype=torch.bfloat16, hidden_size=32,
+                      num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+                      num_local_experts=0, num_experts_per_tok=0,
+                      shared_intermediate_size=48, mamba_n_heads=4, mamba_d_head=16, mamba_expand=2,
+                      mamba_n_groups=2, mamba_d_state=24, mamba_d_conv=4,
+                      layer_types=["mamba", "mamba", "attention", "mamba"],
+                      position_embedding_type="nope", embedding_multiplier=3.0,
+                      attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.5,
+                      rope_parameters=theta(10000.0)),
+    "granite-h-moe": dict(model_type="granitemoehybrid", tokens=32, dtype=torch.bfloat16,
+                          hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                          num_key_value_heads=1, head_dim=64, intermediate_size=24,
+                          num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=40,
+                          mamba_n_heads=2, mamba_d_head="auto", mamba_expand=2, mamba_n_groups=1,
+                          mamba_d_state=16, mamba_d_conv=3, mamba_conv_bias=False,
+                          layer_types=["mamba", "attention"], position_embedding_type="rope",
+                          residual_multiplier=0.5, rope_parameters=theta(10000.0)),
 }

@@ -13,7 +13,8 @@
 // - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
 // - qwen3_5, qwen3_5_moe, qwen3_next: hybrids. Each fourth layer is attention, and the others are
 //   Gated DeltaNet. The last two have a mixture of experts;
-// - lfm2: a hybrid of attention and short convolutions.
+// - lfm2: a hybrid of attention and short convolutions;
+// - granitemoehybrid: hybrids of attention and Mamba-2, some with a mixture of experts.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
 #pragma once
@@ -124,6 +125,7 @@ struct ExpertMixture {
   /// add up to less than 1. False: the weights are a softmax over the chosen experts.
   bool softmax_over_all = false;
   bool biases = false;            ///< whether the router and the experts have biases
+  bool beside_mlp = false;        ///< every token goes through an MLP too, of the model's sizes
   std::vector<bool> layers = {};  ///< whether a layer has a mixture, not an MLP; empty: all have
   /// Returns whether a layer has a mixture of experts.
   bool in(std::int64_t layer) const {
@@ -147,6 +149,8 @@ struct ModelConfig {
   ExpertMixture mixture;
   // Layers that have a state (AttentionShape::state_size) are of one kind, the one that has sizes.
   GatedDeltaNet delta;           ///< the sizes of Gated DeltaNet layers
+  Mamba2 mamba;                  ///< the sizes of Mamba-2 layers
+  bool mamba_bias = false;       ///< their convolution has a bias
   ShortConvolution convolution;  ///< the sizes of short convolution layers
   std::int64_t vocab_size = 0;
   std::int64_t max_position = 0;  ///< max_position_embeddings of config.json
@@ -178,6 +182,8 @@ struct ModelConfig {
   /// (gpt-oss; Xiao et al. 2023, arXiv 2309.17453, section 3.3).
   bool attention_sinks = false;
   double embedding_scale = 1;    ///< the factor on rows of the embedding as they enter the network
+  double residual_scale = 1;     ///< the factor on what each part of a layer adds to the residual
+  double logit_scale = 1;        ///< the factor on logits
   double final_softcap = 0;      ///< c: a logit x becomes c tanh(x / c) (Gemma 2); 0: not capped
   bool tied_embeddings = false;  ///< the output layer is the embedding
   Token bos = -1;                ///< the token that begins a text; -1: none
@@ -207,6 +213,7 @@ struct ModelConfig {
   /// Returns the values of the state of a recurrent layer; 0: no layer has a state.
   std::int64_t state_size() const {
     if (convolution.width > 0) return convolution.state_size();
+    if (mamba.heads > 0) return mamba.state_size();
     return delta.key_heads > 0 ? delta.state_size() : 0;
   }
   /// Returns the rotary angles of a layer.

@@ -36,6 +36,34 @@ struct GatedDeltaNet {
   }
 };
 
+/// The sizes of Mamba-2 layers (Dao & Gu 2024, arXiv 2405.21060), as Granite 4 and Nemotron-H have
+/// them.
+///
+/// A token's projection gives z; x, B and C; and dt of each head. x, B and C pass a short
+/// convolution over the last `kernel` tokens, with a bias, and SiLU. Each head has a matrix S
+/// [state_dim, head_dim], and B and C of a group serve heads / groups consecutive heads:
+///
+///     S = e^(dt A) S + dt B x^T,  y = S^T C + D x      (section 2 of the paper)
+///
+/// y silu(z) is then normalised over each group's heads. The state of a layer is the inputs of the
+/// convolution for the last kernel - 1 tokens, the oldest first: [kernel - 1, input_width()]. After
+/// them comes S: [heads, state_dim, head_dim].
+struct Mamba2 {
+  std::int64_t heads = 0;      ///< heads of x; 0: the model has no such layer. A multiple of groups
+  std::int64_t head_dim = 0;   ///< elements of a head of x
+  std::int64_t groups = 0;     ///< groups of heads, each with a B and a C
+  std::int64_t state_dim = 0;  ///< elements of B and of C of a group
+  std::int64_t kernel = 0;     ///< tokens that the convolution sees, 2 or more
+
+  /// Returns the elements of x, and of z, of a token.
+  constexpr std::int64_t width() const { return heads * head_dim; }
+  /// Returns the channels of the convolution: x, B and C of a token, one behind the other.
+  constexpr std::int64_t input_width() const { return width() + 2 * groups * state_dim; }
+  /// Returns where S begins in a state, and the values of a whole state.
+  constexpr std::int64_t matrices_at() const { return (kernel - 1) * input_width(); }
+  constexpr std::int64_t state_size() const { return matrices_at() + width() * state_dim; }
+};
+
 /// The sizes of short convolution layers, as LFM2 has them (Liquid AI 2025, LFM2 Technical Report).
 ///
 /// A token's projection gives b, c and x, of `width` elements each. With w the weights of a

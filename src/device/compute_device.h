@@ -30,6 +30,7 @@
 #include "src/device/device_prefill.h"
 #include "src/device/device_sizes.h"
 #include "src/device/gated_delta.h"
+#include "src/device/mamba2.h"
 #include "src/device/phase_clock.h"
 #include "src/device/short_convolution.h"
 #include "src/store/state_memory.h"
@@ -217,6 +218,15 @@ class ComputeDevice : public DeviceSizes {
 
   /// Takes a Gated DeltaNet layer's next tokens (topkv/recurrence.h).
   virtual void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) = 0;
+
+  /// Takes a Mamba-2 layer's next tokens (topkv/recurrence.h), up to y.
+  virtual void mamba2(const Mamba2& net, const Mamba2Step& step) = 0;
+
+  /// out[row] = x[row] silu(gate[row]), normalised by RMSNorm over each of `groups` runs of a row,
+  /// as an operand. x, gate, out: [rows, width]; weight: [width], a multiple of groups.
+  virtual void norm_gated(const float* x, const float* gate, const float* weight, std::int64_t rows,
+                          std::int64_t width, std::int64_t groups, float epsilon,
+                          std::byte* out) = 0;
 
   /// Takes a short convolution layer's next tokens (topkv/recurrence.h).
   virtual void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) = 0;

@@ -340,6 +340,77 @@ TEST_F(ConfigFamilies, TheMlpOfLfm2IsAsLargeAsItsKeysMakeIt) {
                           {"block_multiple_of is 0"});
 }
 
+TEST_F(ConfigFamilies, GraniteHasMambaLayersByTypeAndFactorsOnEverything) {
+  const Json types = {"mamba", "attention", "linear_attention", "full_attention"};
+  const Json least = {{"layer_types", types}, {"mamba_n_heads", 4}, {"num_local_experts", 0}};
+  const auto with = [&](Json changes) {
+    Json all = least;
+    all.update(changes);
+    return load(small("granitemoehybrid", all));
+  };
+  ModelConfig config = with(Json::object());
+  EXPECT_EQ(config.mamba.heads, 4);
+  EXPECT_EQ(config.mamba.head_dim, 32);  // mamba_expand is 2
+  EXPECT_EQ(config.mamba.groups, 1);
+  EXPECT_EQ(config.mamba.state_dim, 256);
+  EXPECT_EQ(config.mamba.kernel, 4);
+  EXPECT_TRUE(config.mamba_bias);
+  const std::int64_t size = 3 * (128 + 512) + 128 * 256;
+  EXPECT_EQ(config.state_size(), size);
+  EXPECT_EQ(config.attention.state_size, (Windows{size, 0, size, 0}));
+  EXPECT_EQ(config.layer_rope, Ropes(4, LayerRope::none));
+  EXPECT_EQ(config.intermediate_size, 1024);
+  EXPECT_EQ(config.mixture.experts, 0);
+  EXPECT_EQ(config.attention.scale, 1);
+  EXPECT_TRUE(config.warnings.empty());
+  config = with({{"embedding_multiplier", 12},
+                 {"attention_multiplier", 0.25},
+                 {"residual_multiplier", 0.22},
+                 {"logits_scaling", 8},
+                 {"shared_intermediate_size", 96},
+                 {"position_embedding_type", "rope"},
+                 {"mamba_d_head", 32},
+                 {"mamba_conv_bias", false},
+                 {"time_step_limit", {0.0, {{"__float__", "Infinity"}}}}});
+  EXPECT_EQ(config.embedding_scale, 12);
+  EXPECT_EQ(config.attention.scale, 0.25F);
+  EXPECT_EQ(config.residual_scale, 0.22);
+  EXPECT_EQ(config.logit_scale, 0.125);
+  EXPECT_EQ(config.intermediate_size, 96);
+  EXPECT_TRUE(config.layer_rope.empty());
+  EXPECT_FALSE(config.mamba_bias);
+  config = load(small("granitemoehybrid", {{"layer_types", types}, {"mamba_n_heads", 4}}));
+  EXPECT_EQ(config.mixture.experts, 8);
+  EXPECT_EQ(config.mixture.per_token, 2);
+  EXPECT_EQ(config.mixture.intermediate_size, 128);
+  EXPECT_TRUE(config.mixture.beside_mlp);
+
+  struct Case {
+    Json changes;
+    std::vector<std::string_view> says;
+  };
+  for (const Case& c :
+       {Case{{{"layer_types", nullptr}}, {"layer_types is null", "one layer of full attention"}},
+        Case{{{"mamba_n_heads", 3}}, {"mamba_n_heads is 3", "divides mamba_expand"}},
+        Case{{{"mamba_n_groups", 3}}, {"mamba_n_heads is 4", "mamba_n_groups (3)"}},
+        Case{{{"mamba_d_state", 257}}, {"mamba_d_state is 257"}},
+        Case{{{"mamba_d_head", "wide"}}, {"mamba_d_head is \"wide\""}},
+        Case{{{"mamba_d_conv", 1}}, {"mamba_d_conv is 1"}},
+        Case{{{"residual_multiplier", 0}}, {"residual_multiplier is 0"}},
+        Case{{{"logits_scaling", nullptr}}, {"logits_scaling is null"}}}) {
+    SCOPED_TRACE(c.changes.dump());
+    expect_error<FileError>([&] { with(c.changes); }, file() + ": ", c.says);
+  }
+  for (const Case& c :
+       {Case{{{"mamba_proj_bias", true}}, {"mamba_proj_bias is true", "false"}},
+        Case{{{"position_embedding_type", "alibi"}}, {"position_embedding_type is \"alibi\""}},
+        Case{{{"time_step_limit", {0.001, 0.1}}}, {"time_step_limit is [0.001,0.1]", "no limit"}},
+        Case{{{"layer_types", Json::array_t(4, "conv")}}, {"layer_types is", "linear_attention"}}}) {
+    SCOPED_TRACE(c.changes.dump());
+    expect_error<Unsupported>([&] { with(c.changes); }, file() + ": ", c.says);
+  }
+}
+
 TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {
   const auto expect = [&](const Json& json, double temperature, std::int64_t top_k, double top_p) {
     SCOPED_TRACE(json.dump());

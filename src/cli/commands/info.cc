@@ -53,12 +53,13 @@ std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::
   const auto of = [&](std::int64_t width, bool biases) {  // gate, up and down
     return 3 * hidden * width + (biases ? 2 * width + hidden : 0);
   };
-  if (!mixture.in(layer)) return of(config.intermediate_size, config.mlp_bias);
+  const std::int64_t mlp = of(config.intermediate_size, config.mlp_bias);
+  if (!mixture.in(layer)) return mlp;
   std::int64_t all = experts * of(mixture.intermediate_size, mixture.biases) +
                      mixture.experts * (hidden + mixture.biases);
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0)
     all += of(shared, false) + hidden;
-  return all;
+  return mixture.beside_mlp ? all + mlp : all;
 }
 
 // Weights of the attention of one layer, without the norms of its input and output.
@@ -80,6 +81,11 @@ std::int64_t attention_parameters(const ModelConfig& config) {
 std::int64_t recurrent_parameters(const ModelConfig& config) {
   if (const ShortConvolution& net = config.convolution; net.width > 0)
     return config.hidden_size * (net.input_width() + net.width) + net.kernel * net.width;
+  if (const Mamba2& net = config.mamba; net.heads > 0) {
+    const std::int64_t biases = config.mamba_bias ? net.input_width() : 0;
+    return config.hidden_size * (net.input_width() + 2 * net.width() + net.heads) +
+           net.kernel * net.input_width() + biases + 3 * net.heads + net.width();
+  }
   const GatedDeltaNet& net = config.delta;
   return config.hidden_size * (net.qkv_width() + 2 * net.value_width() + 2 * net.value_heads) +
          net.kernel * net.qkv_width() + 2 * net.value_heads + net.value_dim;
@@ -115,6 +121,7 @@ std::string mlp_text(const ModelConfig& config) {
   if (mixture.experts == 0) return mlp;
   const std::string experts = fmt::format("{} experts of {}, {} a token", mixture.experts,
                                           mixture.intermediate_size, mixture.per_token);
+  if (mixture.beside_mlp) return fmt::format("{} and {}", experts, mlp);
   return mixture.layers.empty() ? experts : fmt::format("{} ({} in other layers)", experts, mlp);
 }
 

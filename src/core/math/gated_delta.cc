@@ -35,13 +35,13 @@ HWY_INLINE void store_some(hn::Vec<Floats> x, float* p, std::size_t some) {
   std::copy_n(few, some, p);
 }
 
-void convolve_silu_any(const float* const* rows, const float* weights, std::int64_t kernel,
-                       std::int64_t width, float* out) {
+void convolve_silu_any(const float* const* rows, const float* weights, const float* bias,
+                       std::int64_t kernel, std::int64_t width, float* out) {
   const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t c = 0; c < width; c += lanes) {
     const auto some = static_cast<std::size_t>(std::min(lanes, width - c));
-    auto sum = hn::Zero(d);
+    auto sum = bias == nullptr ? hn::Zero(d) : load_some(bias + c, some);
     for (std::int64_t j = 0; j < kernel; ++j)
       sum = hn::MulAdd(load_some(weights + j * width + c, some), load_some(rows[j] + c, some), sum);
     // The exponential is finite up to here, and what it divides is as good as 0 beyond.
@@ -115,9 +115,10 @@ HWY_INLINE void delta_columns(const DeltaHead& head, std::int64_t column, const 
       both += q[i] * k[i];
     }
     const auto by = hn::Set(d, decay);
+    const auto off = hn::Set(d, head.corrects ? decay : 0.0F);
     const auto times = hn::Set(d, rate);
-    change0 = hn::Mul(times, hn::NegMulAdd(by, seen0, load_some(v, some0)));
-    change1 = hn::Mul(times, hn::NegMulAdd(by, seen1, load_some(v + some0, some1)));
+    change0 = hn::Mul(times, hn::NegMulAdd(off, seen0, load_some(v, some0)));
+    change1 = hn::Mul(times, hn::NegMulAdd(off, seen1, load_some(v + some0, some1)));
     const auto along = hn::Set(d, both);
     float* out = head.out + t * head.out_stride + column;
     store_some(hn::MulAdd(along, change0, hn::Mul(by, out0)), out, some0);
@@ -158,9 +159,9 @@ HWY_EXPORT(convolve_silu_any);
 HWY_EXPORT(normalise_any);
 HWY_EXPORT(delta_rule_any);
 
-void convolve_silu(const float* const* rows, const float* weights, std::int64_t kernel,
-                   std::int64_t width, float* out) {
-  HWY_DYNAMIC_DISPATCH(convolve_silu_any)(rows, weights, kernel, width, out);
+void convolve_silu(const float* const* rows, const float* weights, const float* bias,
+                   std::int64_t kernel, std::int64_t width, float* out) {
+  HWY_DYNAMIC_DISPATCH(convolve_silu_any)(rows, weights, bias, kernel, width, out);
 }
 
 void normalise(float* x, std::int64_t count, float epsilon, float factor) {

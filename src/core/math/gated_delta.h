@@ -1,16 +1,16 @@
-// The arithmetic of a Gated DeltaNet layer on the host (topkv/recurrence.h). SIMD, chosen at run
-// time.
+// The arithmetic of Gated DeltaNet and Mamba-2 layers on the host (topkv/recurrence.h). SIMD,
+// chosen at run time.
 #pragma once
 
 #include <cstdint>
 
 namespace topkv {
 
-/// out[c] = silu of the sum over j of weights[j, c] rows[j][c], for `width` channels: one token of
-/// a short convolution. rows: the inputs of `kernel` tokens, the oldest first; weights: [kernel,
-/// width]. out is none of the rows.
-void convolve_silu(const float* const* rows, const float* weights, std::int64_t kernel,
-                   std::int64_t width, float* out);
+/// out[c] = silu of bias[c] and the sum over j of weights[j, c] rows[j][c], for `width` channels:
+/// one token of a short convolution. rows: the inputs of `kernel` tokens, the oldest first;
+/// weights: [kernel, width]; bias: null: none. out is none of the rows.
+void convolve_silu(const float* const* rows, const float* weights, const float* bias,
+                   std::int64_t kernel, std::int64_t width, float* out);
 
 /// x[i] *= factor / sqrt(sum of squares + epsilon).
 void normalise(float* x, std::int64_t count, float epsilon, float factor);
@@ -27,7 +27,10 @@ struct DeltaHead {
   const float* decay = nullptr;  ///< of the first token, from 0 to 1
   const float* rate = nullptr;   ///< its learning rate
   std::int64_t gate_stride = 0;  ///< of decay and rate
-  float* out = nullptr;          ///< [value_dim]
+  /// Whether what S gives for k is taken off v: the delta rule, S = a S + b k (v - a k^T S). Else
+  /// S = a S + b k v^T.
+  bool corrects = true;
+  float* out = nullptr;  ///< [value_dim]
   std::int64_t out_stride = 0;
 };
 

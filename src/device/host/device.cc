@@ -17,6 +17,7 @@
 #include "src/device/host/decode.h"
 #include "src/device/host/experts.h"
 #include "src/device/host/gated_delta.h"
+#include "src/device/host/mamba2.h"
 #include "src/device/host/prefill.h"
 #include "src/device/host/short_convolution.h"
 
@@ -155,6 +156,24 @@ class HostDevice final : public ComputeDevice {
 
   void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step) override {
     gated_delta_on_host(net, step);
+  }
+
+  void mamba2(const Mamba2& net, const Mamba2Step& step) override { mamba2_on_host(net, step); }
+
+  void norm_gated(const float* x, const float* gate, const float* weight, std::int64_t rows,
+                  std::int64_t width, std::int64_t groups, float epsilon, std::byte* out) override {
+    const std::int64_t run = width / groups;
+    parallel_for(rows * groups, std::max<std::int64_t>(1, element_grain / run),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   thread_local std::vector<float> gated;
+                   gated.resize(static_cast<std::size_t>(run));
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     std::copy_n(gate + i * run, run, gated.data());
+                     topkv::silu_multiply(gated.data(), x + i * run, run);
+                     topkv::rms_norm(gated.data(), weight + i % groups * run, run, epsilon,
+                                     floats(out) + i * run);
+                   }
+                 });
   }
 
   void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) override {

@@ -7,32 +7,13 @@
 #include "src/core/math/gated_delta.h"
 #include "src/core/threads/threads.h"
 #include "src/device/gated_delta.h"
+#include "src/device/host/convolved_inputs.h"
 
 namespace topkv {
 namespace {
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-
-/// The inputs of the convolution for the tokens before a step, then those of the step.
-class Inputs {
- public:
-  Inputs(const GatedDeltaNet& net, const GatedDeltaStep& step)
-      : width_(net.qkv_width()), before_(net.kernel - 1), step_(step) {
-    if (step.state == nullptr) nothing_.resize(static_cast<std::size_t>(width_));
-  }
-
-  /// token: from 1 - kernel on.
-  const float* of(std::int64_t token) const {
-    if (token >= 0) return step_.qkv + token * width_;
-    return step_.state == nullptr ? nothing_.data() : step_.state + (before_ + token) * width_;
-  }
-
- private:
-  std::int64_t width_, before_;
-  const GatedDeltaStep& step_;
-  std::vector<float> nothing_;
-};
 
 }  // namespace
 
@@ -47,7 +28,7 @@ void gated_delta_on_host(const GatedDeltaNet& net, const GatedDeltaStep& given) 
   float* const mixed = step.room;
   float* const decays = mixed + step.tokens * width;
   float* const rates = decays + step.tokens * heads;
-  const Inputs inputs(net, step);
+  const ConvolvedInputs inputs(step.qkv, step.state, width, net.kernel - 1);
   const float query_scale = 1 / std::sqrt(static_cast<float>(net.key_dim));
   parallel_for(step.tokens, 4, [&](std::int64_t begin, std::int64_t end) {
     std::vector<const float*> rows(static_cast<std::size_t>(net.kernel));
@@ -55,7 +36,7 @@ void gated_delta_on_host(const GatedDeltaNet& net, const GatedDeltaStep& given) 
       for (std::int64_t j = 0; j < net.kernel; ++j)
         rows[static_cast<std::size_t>(j)] = inputs.of(t - net.kernel + 1 + j);
       float* const token = mixed + t * width;
-      convolve_silu(rows.data(), step.kernel, net.kernel, width, token);
+      convolve_silu(rows.data(), step.kernel, nullptr, net.kernel, width, token);
       for (std::int64_t h = 0; h < net.key_heads; ++h) {
         float* const q = token + h * net.key_dim;
         normalise(q, net.key_dim, delta_norm_epsilon, query_scale);

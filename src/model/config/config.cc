@@ -76,12 +76,12 @@ std::int64_t read_head_dim(const JsonObject& root, const Family& family, std::in
 }
 
 std::int64_t read_intermediate_size(const JsonObject& root, const Family& family) {
-  constexpr const char* key = "intermediate_size";
+  const std::string_view key = family.mlp_size_key;
   if (!family.adjusts_intermediate_size)
     return root.integer(key, 1, max_width, family.intermediate_size);
   constexpr const char* other = "block_ff_dim";
-  const std::int64_t size =
-      root.integer(root.contains(other) ? other : key, 1, max_width, family.intermediate_size);
+  const std::int64_t size = root.integer(root.contains(other) ? std::string_view(other) : key, 1,
+                                         max_width, family.intermediate_size);
   if (!root.flag("block_auto_adjust_ff_dim", true)) return size;
   std::int64_t adjusted = 2 * size / 3;
   constexpr const char* by = "block_ffn_dim_multiplier";
@@ -117,6 +117,13 @@ void read_scales(const JsonObject& root, const Family& family, ModelConfig& conf
   if (family.reads_query_scale) {
     const double scalar = root.number("query_pre_attn_scalar", 1 / most, most, 256);
     config.attention.scale = static_cast<float>(1 / std::sqrt(scalar));
+  }
+  if (family.reads_multipliers) {
+    const auto factor = [&](const char* key) { return root.number(key, 1 / most, most, 1); };
+    config.embedding_scale = factor("embedding_multiplier");
+    config.attention.scale = static_cast<float>(factor("attention_multiplier"));
+    config.residual_scale = factor("residual_multiplier");
+    config.logit_scale = 1 / factor("logits_scaling");
   }
   const auto cap = [&](const char* key, std::optional<double> missing) {
     if (!missing) return 0.0;

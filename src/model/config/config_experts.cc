@@ -75,13 +75,15 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   ExpertMixture& mixture = config.mixture;
   const char* key = experts_key(root, family);
   // Those whose layers may all be dense say so.
-  mixture.experts = root.integer(key, own.reads_layers ? 0 : 1, max_experts, own.experts);
+  const bool may_be_dense = own.reads_layers || own.beside_mlp;
+  mixture.experts = root.integer(key, may_be_dense ? 0 : 1, max_experts, own.experts);
   if (mixture.experts == 0) return;
   mixture.per_token = root.integer("num_experts_per_tok", 1, max_experts, own.per_token);
   if (mixture.per_token > mixture.experts) {
     root.fail("num_experts_per_tok", fmt::format("at most {} ({})", key, mixture.experts));
   }
-  const char* width = own.intermediate_size > 0 ? "moe_intermediate_size" : "intermediate_size";
+  const std::string_view width =
+      own.intermediate_size > 0 ? own.intermediate_size_key : "intermediate_size";
   mixture.intermediate_size = own.intermediate_size > 0
                                   ? root.integer(width, 1, max_width, own.intermediate_size)
                                   : config.intermediate_size;
@@ -96,6 +98,7 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   }
   mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", own.norm_topk_prob);
   mixture.biases = own.fused;
+  mixture.beside_mlp = own.beside_mlp;
   if (own.reads_layers) mixture.layers = expert_layers(root, config.attention.layers);
   if (std::ranges::none_of(mixture.layers, [](bool has) { return has; }) &&
       !mixture.layers.empty()) {

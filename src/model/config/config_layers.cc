@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/device/gated_delta.h"
+#include "src/device/mamba2.h"
 #include "src/model/config/config_parts.h"
 
 namespace topkv {
@@ -62,22 +63,25 @@ GatedDeltaNet read_delta(const JsonObject& root, const GatedDeltaNet& missing) {
 
 constexpr const char* key_of_types = "layer_types";
 
-/// Which layers have a state. others: what layer_types calls them beside full_attention. missing:
-/// of a layer, if there is no layer_types.
+/// Which layers have a state. recurrent: what layer_types calls them; older_names: files may have
+/// "mamba" and "attention". missing: of a layer, if there is no layer_types.
 template <class Missing>
-void read_recurrent_layers(const JsonObject& root, std::string_view others, const Missing& missing,
-                           ModelConfig& config) {
+void read_recurrent_layers(const JsonObject& root, std::string_view recurrent, bool older_names,
+                           const Missing& missing, ModelConfig& config) {
   const auto layers = static_cast<std::size_t>(config.attention.layers);
   std::vector<std::int64_t>& sizes = config.attention.state_size;
   const Json* types = root.find(key_of_types);
   if (types != nullptr && (!types->is_array() || types->size() != layers))
     root.fail(key_of_types, fmt::format("an array of num_hidden_layers ({}) strings", layers));
   for (std::size_t l = 0; l < layers; ++l) {
-    const bool recurrent =
-        types == nullptr ? missing(static_cast<std::int64_t>(l)) : (*types)[l] == others;
-    if (types != nullptr && !recurrent && (*types)[l] != "full_attention")
-      root.unsupported(key_of_types, fmt::format("\"full_attention\" and \"{}\"", others));
-    sizes.push_back(recurrent ? config.state_size() : 0);
+    const auto is = [&](std::string_view name, std::string_view older) {
+      return (*types)[l] == name || (older_names && (*types)[l] == older);
+    };
+    const bool has_state =
+        types == nullptr ? missing(static_cast<std::int64_t>(l)) : is(recurrent, "mamba");
+    if (types != nullptr && !has_state && !is("full_attention", "attention"))
+      root.unsupported(key_of_types, fmt::format("\"full_attention\" and \"{}\"", recurrent));
+    sizes.push_back(has_state ? config.state_size() : 0);
   }
   if (std::ranges::none_of(sizes, [](std::int64_t size) { return size == 0; }))
     root.fail(key_of_types, "one layer of full attention, or more");
@@ -93,7 +97,8 @@ void read_delta_layers(const JsonObject& root, const Family& family, ModelConfig
                                     ? 1
                                     : root.integer("full_attention_interval", 1, max_positions, 4);
   read_recurrent_layers(
-      root, "linear_attention", [&](std::int64_t l) { return (l + 1) % interval != 0; }, config);
+      root, "linear_attention", false, [&](std::int64_t l) { return (l + 1) % interval != 0; },
+      config);
 }
 
 /// Short convolutions: by layer_types, or all layers that full_attn_idxs does not list; without
@@ -113,11 +118,66 @@ void read_convolution_layers(const JsonObject& root, const Family& family, Model
     root.fail(key, fmt::format("an array of numbers from 0 to {}", config.attention.layers - 1));
   }
   read_recurrent_layers(
-      root, "conv",
+      root, "conv", false,
       [&](std::int64_t l) {
         return listed != nullptr && std::find(listed->begin(), listed->end(), l) == listed->end();
       },
       config);
+}
+
+/// transformers clamps dt to these two numbers; no published model has other ones.
+void check_time_step_limit(const JsonObject& root) {
+  constexpr const char* key = "time_step_limit";
+  const Json* limit = root.find(key);
+  if (limit == nullptr) return;
+  const Json infinity = {{"__float__", "Infinity"}};  // as transformers 5 writes it
+  if (!limit->is_array() || limit->size() != 2 || limit->front() != 0.0 ||
+      limit->back() != infinity) {
+    root.unsupported(key, R"([0.0, {"__float__": "Infinity"}], which is no limit)");
+  }
+}
+
+/// Mamba-2: by layer_types; without it all layers are.
+void read_mamba_layers(const JsonObject& root, const Family& family, ModelConfig& config) {
+  constexpr std::int64_t most_heads = 4096;
+  constexpr std::int64_t most_dim = 1024;  // of x
+  const FamilyMamba& own = family.mamba;
+  for (const char* key : {"mamba_proj_bias", "use_bias"})
+    if (root.flag(key, false)) root.unsupported(key, "false");
+  check_time_step_limit(root);
+  Mamba2& mamba = config.mamba;
+  mamba.heads = root.integer(own.heads, 1, most_heads, own.sizes.heads);
+  mamba.groups = root.integer(own.groups, 1, most_heads, own.sizes.groups);
+  mamba.state_dim = root.integer(own.state_dim, 1, most_mamba_state_dim, own.sizes.state_dim);
+  mamba.kernel = root.integer(own.kernel, 2, 64, own.sizes.kernel);
+  if (mamba.heads % mamba.groups != 0) {
+    root.fail(own.heads, fmt::format("a multiple of {} ({})", own.groups, mamba.groups));
+  }
+  const Json* dim = root.find(own.head_dim);
+  if (own.sizes.head_dim > 0 || (dim != nullptr && *dim != "auto")) {
+    mamba.head_dim = root.integer(own.head_dim, 1, most_dim, own.sizes.head_dim);
+  } else {
+    constexpr const char* expand = "mamba_expand";
+    const std::int64_t width = root.integer(expand, 1, 1024, 2) * config.hidden_size;
+    if (width % mamba.heads != 0 || width / mamba.heads > most_dim) {
+      root.fail(own.heads, fmt::format("a number that divides {} times hidden_size ({}) into heads "
+                                       "of {} elements at most",
+                                       expand, width, most_dim));
+    }
+    mamba.head_dim = width / mamba.heads;
+  }
+  config.mamba_bias = root.flag(own.bias, true);
+  read_recurrent_layers(
+      root, "linear_attention", true, [](std::int64_t) { return true; }, config);
+}
+
+/// Whether layers have RoPE, by position_embedding_type.
+bool read_position_type(const JsonObject& root) {
+  constexpr const char* key = "position_embedding_type";
+  if (root.find(key) == nullptr) return false;
+  const std::string type = root.text(key);
+  if (type != "rope" && type != "nope") root.unsupported(key, "\"rope\" and \"nope\"");
+  return type == "rope";
 }
 
 /// Which layers have the window when layer_types does not say.
@@ -186,6 +246,10 @@ void read_layers(const JsonObject& root, const Family& family, ModelConfig& conf
     for (const bool has : rope)
       config.layer_rope.push_back(has ? LayerRope::model : LayerRope::none);
   }
+  if (family.reads_position_type && !read_position_type(root)) {
+    config.layer_rope.assign(rope.size(), LayerRope::none);
+  }
+  if (family.mamba.sizes.heads > 0) read_mamba_layers(root, family, config);
   if (family.delta.key_heads > 0) read_delta_layers(root, family, config);
   if (family.convolution_kernel > 0) read_convolution_layers(root, family, config);
   if (family.sliding == Sliding::never) return;

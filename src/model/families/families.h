@@ -32,7 +32,20 @@ struct PartNames {
   std::string_view k_norm = "k_norm";
   std::string_view mlp = "mlp.";
   std::array<std::string_view, 3> mlp_projections = {"gate_proj", "up_proj", "down_proj"};
+  std::string_view mlp_fused = "gate_up_proj";  ///< with Family::fused_gate_up
   std::string_view final_norm = "norm";
+};
+
+/// Mamba-2 layers of a family: what missing keys mean, and how they are called.
+struct FamilyMamba {
+  Mamba2 sizes = {};  ///< heads 0: the family has no such layers
+  std::string_view heads = "mamba_n_heads";
+  std::string_view head_dim = "mamba_d_head";
+  std::string_view groups = "mamba_n_groups";
+  std::string_view state_dim = "mamba_d_state";
+  std::string_view kernel = "mamba_d_conv";
+  std::string_view bias = "mamba_conv_bias";
+  std::string_view at = "mamba.";  ///< of the tensors, behind "model.layers.N."
 };
 
 /// Mixtures of experts of a family: what a missing key means, and names of tensors, as they stand
@@ -40,11 +53,12 @@ struct PartNames {
 struct FamilyMixture {
   std::int64_t experts = 0;            ///< num_experts or num_local_experts; 0: no mixtures
   std::int64_t per_token = 0;          ///< num_experts_per_tok
-  std::int64_t intermediate_size = 0;  ///< moe_intermediate_size; 0: intermediate_size is theirs
-  bool reads_softmax = false;          ///< norm_topk_prob, whose false is softmax_over_all
-  bool norm_topk_prob = false;         ///< what it means when missing
-  std::int64_t shared = 0;             ///< shared_expert_intermediate_size; 0: no expert is shared
-  bool reads_layers = false;           ///< decoder_sparse_step and mlp_only_layers
+  std::int64_t intermediate_size = 0;  ///< of intermediate_size_key; 0: the MLPs' size is theirs
+  std::string_view intermediate_size_key = "moe_intermediate_size";
+  bool reads_softmax = false;   ///< norm_topk_prob, whose false is softmax_over_all
+  bool norm_topk_prob = false;  ///< what it means when missing
+  std::int64_t shared = 0;      ///< shared_expert_intermediate_size; 0: no expert is shared
+  bool reads_layers = false;    ///< decoder_sparse_step and mlp_only_layers
   std::string_view router = "mlp.gate";
   std::string_view experts_at = "mlp.experts";
   /// Of each expert, behind experts_at, its number and a dot.
@@ -52,6 +66,11 @@ struct FamilyMixture {
   /// All experts lie in one tensor: gate_up_proj, whose outputs are gate and up in turns, and
   /// down_proj, both with biases; the router has one too.
   bool fused = false;
+  /// All experts lie in two tensors [experts, outputs, inputs]: projections[0], gate before up, and
+  /// projections[2]. There are no biases.
+  bool stacked = false;
+  /// An MLP beside the mixture, of Family::mlp_size_key, through which every token goes.
+  bool beside_mlp = false;
 };
 
 struct Family {
@@ -61,6 +80,7 @@ struct Family {
   std::int64_t vocab_size = 0;
   std::int64_t hidden_size = 4096;
   std::int64_t intermediate_size = 0;
+  std::string_view mlp_size_key = "intermediate_size";
   std::int64_t layers = 32;
   std::int64_t q_heads = 32;
   std::int64_t kv_heads = 0;  ///< 0: as many as query heads
@@ -116,6 +136,7 @@ struct Family {
   /// Layers are Gated DeltaNet, by layer_types, or all but each full_attention_interval-th. The
   /// sizes are what missing keys mean (linear_num_key_heads and on).
   GatedDeltaNet delta = {};
+  FamilyMamba mamba = {};  ///< layers are Mamba-2, by layer_types
   /// Layers are short convolutions, by layer_types or full_attn_idxs, of conv_L_cache tokens (this
   /// default) and hidden_size channels; 0: the family has no such layers.
   std::int64_t convolution_kernel = 0;
@@ -128,6 +149,10 @@ struct Family {
   bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation
   bool scaled_embedding = false;   ///< by sqrt(hidden_size)
   bool reads_query_scale = false;  ///< query_pre_attn_scalar, 256 when missing
+  /// embedding_multiplier, attention_multiplier, residual_multiplier and logits_scaling; 1 when
+  /// missing.
+  bool reads_multipliers = false;
+  bool reads_position_type = false;  ///< position_embedding_type: without "rope" no layer has RoPE
   // attn_logit_softcapping and final_logit_softcapping when missing, 0: none; nothing: not read.
   std::optional<double> attention_softcap = {};
   std::optional<double> final_softcap = {};

@@ -36,7 +36,7 @@ void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64
   const ExpertMixture& mixture = config.mixture;
   const std::int64_t f32 = bytes_of(DType::f32);
   const bool any = mixture.experts > 0;
-  const bool only_experts = any && mixture.layers.empty();
+  const bool only_experts = any && mixture.layers.empty() && !mixture.beside_mlp;
   const std::int64_t tokens = any ? std::min(chunk, mixture_tokens(mixture)) : 0;
   const std::int64_t slots = tokens * mixture.per_token;
   const std::int64_t values = std::max(
@@ -169,9 +169,9 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
   const auto count = static_cast<std::int64_t>(tokens.size());
   recording_ = false;
   device_->embed(weights_.embedding, tokens, a_.x);
-  if (config_.embedding_scale != 1) {
-    device_->scale(static_cast<float>(config_.embedding_scale), count * config_.hidden_size, a_.x);
-  }
+  // The residual is kept divided by residual_scale, so that what is added to it needs no factor.
+  const double scale = config_.embedding_scale / config_.residual_scale;
+  if (scale != 1) device_->scale(static_cast<float>(scale), count * config_.hidden_size, a_.x);
   if (replays(count)) find_states(layers);
   const std::int64_t end = config_.attention.layers;
   for (std::int64_t l = between(0, count); l < end; l = between(l + 1, count)) {
@@ -346,7 +346,7 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
-  const std::int64_t most = w.mixture.empty() ? mlp_tokens : mixture_tokens(config_.mixture);
+  const std::int64_t most = w.gate.out_features > 0 ? mlp_tokens : mixture_tokens(config_.mixture);
   read_residual(w.mlp_norm, tokens);
   for (std::int64_t first = 0; first < tokens; first += most) {
     check_stop();
@@ -357,8 +357,8 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
       mix(w.mixture, x, count, a_.x + first * hidden);
       if (config_.mixture.shared_intermediate_size > 0)
         shared_expert(w.mixture, x, count, a_.x + first * hidden);
-      continue;
     }
+    if (w.gate.out_features == 0) continue;
     project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}}, x, count);
     activate(values);
     add_to_residual(w.down, w.down_bias, w.mlp_output_norm, a_.mlp, count, a_.x + first * hidden);
@@ -401,8 +401,9 @@ void Forward::add_to_residual(const Matrix& weight, const Vector& bias, const Ve
 
 void Forward::norm(const Vector& weight, std::int64_t tokens) {
   begin(Phase::other);
+  const double scale = config_.residual_scale;  // of what the residual is divided by
   device_->rms_norm(a_.x, weight.data, tokens, config_.hidden_size,
-                    static_cast<float>(config_.rms_norm_eps), a_.hidden);
+                    static_cast<float>(config_.rms_norm_eps / (scale * scale)), a_.hidden);
 }
 
 void Forward::project(std::initializer_list<Product> products, const std::byte* x,
@@ -434,14 +435,22 @@ void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
                       rows * config_.vocab_size * bytes_of(DType::f32),
                       out + done * config_.vocab_size);
   }
+  const auto each = [&](const auto& change) {
+    parallel_for_alone(
+        count * config_.vocab_size, cap_grain,
+        [&](std::int64_t first, std::int64_t end) { change(out + first, end - first); });
+  };
+  if (config_.logit_scale != 1) {
+    const auto scale = static_cast<float>(config_.logit_scale);
+    each([&](float* x, std::int64_t values) { scale_by(x, values, scale); });
+  }
   if (config_.final_softcap == 0) return;
-  parallel_for_alone(
-      count * config_.vocab_size, cap_grain, [&](std::int64_t first, std::int64_t end) {
-        soft_cap(out + first, end - first, static_cast<float>(config_.final_softcap));
-      });
+  each([&](float* x, std::int64_t values) {
+    soft_cap(x, values, static_cast<float>(config_.final_softcap));
+  });
 }
 
-// The cap keeps the order of logits.
+// The scale and the cap keep the order of logits.
 void Forward::best(std::int64_t begin, std::span<Token> best) {
   const auto lock = device_->lock();
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());

@@ -5,6 +5,7 @@
 
 #include "src/core/threads/stopping.h"
 #include "src/device/gated_delta.h"
+#include "src/device/mamba2.h"
 #include "src/device/short_convolution.h"
 #include "src/model/network/forward.h"
 
@@ -13,6 +14,14 @@ namespace topkv {
 Forward::RecurrentWidths Forward::recurrent_widths(const ModelConfig& config) {
   if (const ShortConvolution& net = config.convolution; net.width > 0)
     return {.in = net.input_width(), .heads = net.width};
+  if (const Mamba2& net = config.mamba; net.heads > 0) {
+    return {.in = net.input_width(),
+            .gate = net.width(),
+            .rates = net.heads,
+            .room = mamba2_room(net, 1),
+            .out = net.width(),
+            .heads = net.width()};
+  }
   const GatedDeltaNet& net = config.delta;
   return {.in = net.qkv_width(),
           .gate = net.value_width(),
@@ -27,6 +36,10 @@ void Forward::recurrence_inputs(const LayerWeights& w, std::int64_t first, std::
   const std::byte* const x = a_.hidden + first * row;
   if (!w.convolution.empty()) {
     project({{w.convolution.in, nullptr, a_.recurrent_in}}, x, count);
+  } else if (!w.mamba.empty()) {
+    project({{w.mamba.xbc, nullptr, a_.recurrent_in}, {w.mamba.z, nullptr, a_.recurrent_gate}}, x,
+            count);
+    project({{w.mamba.dt, nullptr, a_.recurrent_rates}}, x, count);
   } else {
     project({{w.delta.qkv, nullptr, a_.recurrent_in}, {w.delta.z, nullptr, a_.recurrent_gate}}, x,
             count);
@@ -49,6 +62,23 @@ void Forward::take_tokens(const LayerWeights& w, std::int64_t at, std::int64_t t
     step.out = a_.recurrent_heads + at * widths.heads * bytes_of(device_->operand_dtype());
     return device_->short_convolution(config_.convolution, step);
   }
+  if (!w.mamba.empty()) {
+    Mamba2Step step;
+    step.tokens = tokens;
+    step.xbc = in;
+    step.dt = a_.recurrent_rates + at * widths.rates;
+    step.kernel = w.mamba.kernel.data;
+    step.bias = w.mamba.bias.data;
+    step.fading = w.mamba.fading.data;
+    step.time_bias = w.mamba.time_bias.data;
+    step.skip = w.mamba.skip.data;
+    step.state = states.before;
+    step.next_state = states.after;
+    step.states = states.table;
+    step.room = a_.recurrent_room;
+    step.out = a_.recurrent_out + at * widths.out;
+    return device_->mamba2(config_.mamba, step);
+  }
   GatedDeltaStep step;
   step.tokens = tokens;
   step.qkv = in;
@@ -65,14 +95,20 @@ void Forward::take_tokens(const LayerWeights& w, std::int64_t at, std::int64_t t
 }
 
 void Forward::recurrence_output(const LayerWeights& w, std::int64_t first, std::int64_t count) {
-  if (!w.delta.empty()) {
+  const auto epsilon = static_cast<float>(config_.rms_norm_eps);
+  begin(Phase::other);
+  if (!w.mamba.empty()) {
+    const Mamba2& net = config_.mamba;
+    device_->norm_gated(a_.recurrent_out, a_.recurrent_gate, w.mamba.norm.data, count, net.width(),
+                        net.groups, epsilon, a_.recurrent_heads);
+  } else if (!w.delta.empty()) {
     const GatedDeltaNet& net = config_.delta;
-    begin(Phase::other);
     device_->gated_norm(a_.recurrent_out, a_.recurrent_gate, w.delta.norm.data,
-                        count * net.value_heads, net.value_dim,
-                        static_cast<float>(config_.rms_norm_eps), a_.recurrent_heads);
+                        count * net.value_heads, net.value_dim, epsilon, a_.recurrent_heads);
   }
-  const Matrix& out = w.delta.empty() ? w.convolution.out : w.delta.out;
+  const Matrix& out = !w.delta.empty()   ? w.delta.out
+                      : !w.mamba.empty() ? w.mamba.out
+                                         : w.convolution.out;
   add_to_residual(out, {}, w.attention_norm, a_.recurrent_heads, count,
                   a_.x + first * config_.hidden_size);
 }

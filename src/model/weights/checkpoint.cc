@@ -26,6 +26,12 @@ MatrixSource Checkpoint::fused_expert(const std::string& name, const FusedExpert
   refuse(*this, name);
 }
 
+MatrixSource Checkpoint::stacked_expert(const std::string& name, const StackedExpert& /*which*/,
+                                        std::int64_t /*out*/, std::int64_t /*in*/,
+                                        WeightFormat /*format*/) const {
+  refuse(*this, name);
+}
+
 std::int64_t Checkpoint::fused_biases(const std::string& name, std::int64_t /*experts*/,
                                       std::span<float> /*to*/) const {
   refuse(*this, name);

@@ -56,6 +56,17 @@ class Checkpoint {
   };
   virtual MatrixSource fused_expert(const std::string& name, const FusedExpert& which,
                                     std::int64_t out, std::int64_t in, WeightFormat format) const;
+  /// Of a tensor that has several matrices of each expert behind each other, [experts, parts,
+  /// outputs, inputs] without a dimension of its own for the parts: the matrix [out, in] of a part.
+  /// Throws as matrix does; Unsupported in kinds of files that have no such tensors.
+  struct StackedExpert {
+    std::int64_t expert = 0;
+    std::int64_t experts = 0;
+    std::int64_t part = 0;
+    std::int64_t parts = 1;
+  };
+  virtual MatrixSource stacked_expert(const std::string& name, const StackedExpert& which,
+                                      std::int64_t out, std::int64_t in, WeightFormat format) const;
   /// Widens a tensor [experts, to.size() / experts], likewise. Returns the bytes in the file.
   virtual std::int64_t fused_biases(const std::string& name, std::int64_t experts,
                                     std::span<float> to) const;

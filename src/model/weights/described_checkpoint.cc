@@ -58,6 +58,11 @@ class DescribedCheckpoint : public Checkpoint {
     return stepped_matrix({nullptr, dtype_, out, in, which.step, out * which.step}, format, what);
   }
 
+  MatrixSource stacked_expert(const std::string& name, const StackedExpert& which, std::int64_t out,
+                              std::int64_t in, WeightFormat format) const override {
+    return plain_matrix({nullptr, dtype_, out, in}, format, what_of(name), which.part * out);
+  }
+
   std::int64_t fused_biases(const std::string& /*name*/, std::int64_t /*experts*/,
                             std::span<float> to) const override {
     return std::ssize(to) * bytes_of(dtype_);

@@ -97,6 +97,19 @@ class SafeTensorsCheckpoint : public Checkpoint {
                                       path_text(tensors_.path_of(found)), which.expert, found));
   }
 
+  MatrixSource stacked_expert(const std::string& name, const StackedExpert& which, std::int64_t out,
+                              std::int64_t in, WeightFormat format) const override {
+    const std::string found = name_in(name);
+    const SafeTensors::Tensor tensor =
+        tensors_.get(found, std::array{which.experts, which.parts * out, in});
+    const std::int64_t before = (which.expert * which.parts + which.part) * out * in;
+    return plain_matrix({tensor.data + before * bytes_of(tensor.dtype), tensor.dtype, out, in},
+                        format,
+                        fmt::format("{}: expert {} of tensor {}",
+                                    path_text(tensors_.path_of(found)), which.expert, found),
+                        which.part * out);
+  }
+
   std::int64_t fused_biases(const std::string& name, std::int64_t experts,
                             std::span<float> to) const override {
     const auto count = static_cast<std::int64_t>(to.size());

@@ -100,6 +100,14 @@ ExpertMatrices Placer::fused_experts(const std::string& name, const ExpertMixtur
   });
 }
 
+ExpertMatrices Placer::stacked_experts(const std::string& name, const ExpertMixture& mixture,
+                                       std::int64_t out, std::int64_t in, std::int64_t part,
+                                       std::int64_t parts) {
+  return experts(mixture, [&](std::int64_t e) {
+    return from_.stacked_expert(name, {e, mixture.experts, part, parts}, out, in, format_);
+  });
+}
+
 Vector Placer::expert_biases(const std::string& name, std::int64_t experts, std::int64_t count,
                              std::int64_t first, std::int64_t step) {
   const std::span<float> all = room_for(experts * count * step);

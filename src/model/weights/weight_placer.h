@@ -74,6 +74,11 @@ class Placer {
                                std::int64_t out, std::int64_t in, std::int64_t first,
                                std::int64_t step);
 
+  /// Of one tensor for all: see Checkpoint::stacked_expert.
+  ExpertMatrices stacked_experts(const std::string& name, const ExpertMixture& mixture,
+                                 std::int64_t out, std::int64_t in, std::int64_t part,
+                                 std::int64_t parts);
+
   /// Biases of each expert that stand in a tensor [experts, count * step], those from first on.
   Vector expert_biases(const std::string& name, std::int64_t experts, std::int64_t count,
                        std::int64_t first, std::int64_t step);

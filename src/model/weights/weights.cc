@@ -53,8 +53,9 @@ void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
     return fmt::format("{}{}.weight", at, family.names.mlp_projections[which]);
   };
   if (family.fused_gate_up) {
-    layer.gate = placer.rows(at + "gate_up_proj.weight", 0, mlp, 2 * mlp, hidden);
-    layer.up = placer.rows(at + "gate_up_proj.weight", mlp, mlp, 2 * mlp, hidden);
+    const std::string fused = fmt::format("{}{}.weight", at, family.names.mlp_fused);
+    layer.gate = placer.rows(fused, 0, mlp, 2 * mlp, hidden);
+    layer.up = placer.rows(fused, mlp, mlp, 2 * mlp, hidden);
   } else {
     layer.gate = placer.matrix(projection(0), mlp, hidden);
     layer.up = placer.matrix(projection(1), mlp, hidden);
@@ -83,6 +84,17 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
     weights.shared_down = placer.matrix(expert + "down_proj.weight", hidden, shared);
   }
   weights.router = placer.unrounded(router + "weight", mixture.experts, hidden);
+  if (names.stacked) {
+    const auto stacked = [&](std::size_t tensor, std::int64_t out, std::int64_t in,
+                             std::int64_t part, std::int64_t parts) {
+      const std::string name = fmt::format("{}{}.weight", experts, names.projections[tensor]);
+      return placer.stacked_experts(name, mixture, out, in, part, parts);
+    };
+    weights.gate = stacked(0, width, hidden, 0, 2);
+    weights.up = stacked(0, width, hidden, 1, 2);
+    weights.down = stacked(2, hidden, width, 0, 1);
+    return weights;
+  }
   if (names.fused) {
     weights.router_bias = placer.vector(router + "bias", mixture.experts);
     const std::string gate_up = experts + "gate_up_proj";
@@ -167,6 +179,26 @@ DeltaWeights place_delta(Placer& placer, const ModelConfig& config, const Family
   return weights;
 }
 
+/// at: "model.layers.0." and the name of Mamba-2 layers.
+MambaWeights place_mamba(Placer& placer, const ModelConfig& config, const std::string& at) {
+  const Mamba2& net = config.mamba;
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t all = net.width() + net.input_width() + net.heads;
+  const std::string in = at + "in_proj.weight";
+  MambaWeights weights;
+  weights.z = placer.rows(in, 0, net.width(), all, hidden);
+  weights.xbc = placer.rows(in, net.width(), net.input_width(), all, hidden);
+  weights.dt = placer.unrounded_joined({{in, {all - net.heads, net.heads, all}}}, hidden);
+  weights.kernel = placer.convolution(at + "conv1d.weight", net.input_width(), net.kernel);
+  if (config.mamba_bias) weights.bias = placer.vector(at + "conv1d.bias", net.input_width());
+  weights.fading = placer.fading(at + "A_log", net.heads);
+  weights.time_bias = placer.vector(at + "dt_bias", net.heads);
+  weights.skip = placer.vector(at + "D", net.heads);
+  weights.norm = placer.vector(at + "norm.weight", net.width());
+  weights.out = placer.matrix(at + "out_proj.weight", hidden, net.width());
+  return weights;
+}
+
 /// at: "model.layers.0.conv."
 ConvolutionWeights place_convolution(Placer& placer, const ModelConfig& config,
                                      const std::string& at) {
@@ -239,6 +271,8 @@ Weights place(Placer& placer, const ModelConfig& config) {
     if (config.attention.is_attention(l)) {
       place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention),
                       layer);
+    } else if (config.mamba.heads > 0) {
+      layer.mamba = place_mamba(placer, config, fmt::format("{}{}", at, family.mamba.at));
     } else if (config.convolution.width > 0) {
       layer.convolution = place_convolution(placer, config, at + "conv.");
     } else {
@@ -246,7 +280,8 @@ Weights place(Placer& placer, const ModelConfig& config) {
     }
     if (config.mixture.in(l)) {
       layer.mixture = place_mixture(placer, config, family.mixture, at);
-    } else {
+    }
+    if (!config.mixture.in(l) || config.mixture.beside_mlp) {
       place_mlp(placer, config, family, fmt::format("{}{}", at, family.names.mlp), layer);
     }
     weights.layers.push_back(std::move(layer));

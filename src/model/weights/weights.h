@@ -47,6 +47,18 @@ struct DeltaWeights {
 };
 
 /// In place of attention.
+struct MambaWeights {
+  Matrix z, xbc, out;              // [width, hidden], [input_width, hidden], [hidden, width]
+  Matrix dt;                       // [heads, hidden], never rounded
+  Vector kernel;                   // [kernel, input_width]
+  Vector bias;                     // [input_width]; empty: none
+  Vector fading, time_bias, skip;  // [heads]
+  Vector norm;                     // [width]
+
+  bool empty() const { return kernel.empty(); }
+};
+
+/// In place of attention.
 struct ConvolutionWeights {
   Matrix in, out;  // [input_width, hidden], [hidden, width]
   Vector kernel;   // [kernel, width]
@@ -59,12 +71,13 @@ struct LayerWeights {
   Vector input_norm, attention_norm, mlp_norm, mlp_output_norm;
   // Of recurrent layers one is not empty. Else the layer has the attention that follows.
   DeltaWeights delta;
+  MambaWeights mamba;
   ConvolutionWeights convolution;
   Matrix q, k, v, o;                      // q: with ModelConfig::output_gate twice as wide
   Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
   Vector q_norm, k_norm;                  // [head_dim], or the width of q and of k; empty: none
   Vector sinks;                           // [q_heads], ModelConfig::attention_sinks; empty: none
-  MixtureWeights mixture;                 // empty: the layer has the MLP that follows
+  MixtureWeights mixture;                 // empty: none. Then, or beside it, there is an MLP:
   Matrix gate, up, down;
   Vector gate_bias, up_bias, down_bias;  // empty: none
 };

@@ -180,6 +180,8 @@ std::vector<Variant> variants() {
                            "qwen3-next",
                            "ministral3",
                            "lfm2",
+                           "granite-h",
+                           "granite-h-moe",
                            "gptq-qwen3-moe",
                            "fp8-qwen3-moe",
                            "mxfp4-gpt-oss",
