@@ -308,6 +308,11 @@ void CudaDevice::gelu_multiply(const float* gate, const float* up, std::int64_t 
   gpu::gelu_multiply(gate, up, count, bf16(out), stream_);
 }
 
+void CudaDevice::relu_multiply(const float* gate, const float* up, std::int64_t count,
+                               std::byte* out) {
+  gpu::relu_multiply(gate, up, count, bf16(out), stream_);
+}
+
 void CudaDevice::clamped_silu_multiply(const float* gate, const float* up, float limit,
                                        std::int64_t count, std::byte* out) {
   gpu::clamped_silu_multiply(gate, up, limit, count, bf16(out), stream_);

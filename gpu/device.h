@@ -97,6 +97,8 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                      std::byte* out) override;
   void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                      std::byte* out) override;
+  void relu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override;
   void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
                              std::byte* out) override;
   void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens, std::int64_t heads,

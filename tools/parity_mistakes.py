@@ -7,6 +7,7 @@ measures how far that moves the logits.
 import torch
 
 import parity_experts
+from parity_variants import theta
 
 
 def norm_neutral(model):
@@ -107,8 +108,9 @@ def mistakes(model):
         yield "no rope", without_rope
     neutral = norm_neutral(model)
     yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight", "embedding_norm.weight",
-                                        "operator_norm.weight"], neutral)
-    kind = config.rope_parameters.get("full_attention", config.rope_parameters).get("rope_type")
+                                        "operator_norm.weight", "model.norm_f.weight"], neutral)
+    rope = getattr(config, "rope_parameters", None) or theta(1.0)  # no RoPE: nothing to do wrong
+    kind = rope.get("full_attention", rope).get("rope_type")
     if kind != "default":
         yield "no rope scaling", with_plain_rope
     if kind in ("yarn", "longrope") and not config.model_type == "ministral3":  # whose factor is 1
@@ -130,6 +132,9 @@ def mistakes(model):
             yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
     if any("linear_attn" in name for name in parameters):
         yield from mistakes_of_recurrences(model)
+        return
+    if config.model_type == "nemotron_h":
+        yield from mistakes_of_nemotron(model)
         return
     if any(name.endswith("mamba.D") for name in parameters):
         yield from mistakes_of_mamba(model)
@@ -162,25 +167,55 @@ def mistakes_of_recurrences(model):
 
 def mistakes_of_mamba(model):
     config = model.config
-    yield "no state", with_value([".A_log"], 20.0)
-    yield "no decay", with_value([".A_log"], -20.0)
-    yield "no time bias", with_value(["dt_bias"], 0.0)
-    yield "nothing skips", with_value([".D"], 0.0)
-    yield "gated norm 1", with_value(["mamba.norm.weight"], 1.0)
-    yield "norm before the gate", with_norm_before_gate
-    yield "last token convolved alone", with_convolution_of_last
-    yield "B and C exchanged", with_b_and_c_exchanged
-    if config.mamba_conv_bias:
-        yield "no bias of the convolution", with_value(["conv1d.bias"], 0.0)
-    if config.mamba_n_groups > 1:
-        yield "one group", with_one_group
+    yield from mistakes_of_mamba_layers(model)
     yield "no MLP", with_value(["shared_mlp.output_linear.weight"], 0.0)
     yield from with_other_multipliers(config)
     yield from parity_experts.mistakes(model)
 
 
+def mistakes_of_mamba_layers(model):
+    part = mamba_layers(model)[0]
+    yield "no state", with_value([".A_log"], 20.0)
+    yield "no decay", with_value([".A_log"], -20.0)
+    yield "no time bias", with_value(["dt_bias"], 0.0)
+    yield "nothing skips", with_value([".D"], 0.0)
+    yield "gated norm 1", with_value(["mamba.norm.weight", "mixer.norm.weight"], 1.0)
+    yield "norm before the gate", with_norm_before_gate
+    yield "last token convolved alone", with_convolution_of_last
+    yield "B and C exchanged", with_b_and_c_exchanged
+    if part.conv1d.bias is not None:
+        yield "no bias of the convolution", with_value(["conv1d.bias"], 0.0)
+    if part.n_groups > 1:
+        yield "one group", with_one_group
+
+
+def mistakes_of_nemotron(model):
+    yield from mistakes_of_mamba_layers(model)
+    mlps = [layer.mixer for layer in model.model.layers if layer.block_type == "mlp"]
+    assert len(mlps) > 1
+    yield "not squared", with_activations(torch.nn.functional.relu)
+    yield "squared below 0", with_activations(torch.square)
+    yield "MLPs in another order", with_mlps_rolled
+
+
+def with_activations(function):
+    def change(model):
+        for layer in model.model.layers:
+            if layer.block_type == "mlp":
+                layer.mixer.act_fn.forward = function
+    return change
+
+
+def with_mlps_rolled(model):
+    mlps = [layer for layer in model.model.layers if layer.block_type == "mlp"]
+    mixers = [layer.mixer for layer in mlps]
+    for layer, mixer in zip(mlps, mixers[1:] + mixers[:1]):
+        layer.mixer = mixer
+
+
 def mamba_layers(model):
-    return [layer.mamba for layer in model.model.layers if getattr(layer, "mamba", None) is not None]
+    parts = [getattr(layer, "mamba", getattr(layer, "mixer", None)) for layer in model.model.layers]
+    return [part for part in parts if hasattr(part, "A_log")]
 
 
 def with_norm_before_gate(model):

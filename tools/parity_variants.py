@@ -266,4 +266,11 @@ VARIANTS = {
                           mamba_d_state=16, mamba_d_conv=3, mamba_conv_bias=False,
                           layer_types=["mamba", "attention"], position_embedding_type="rope",
                           residual_multiplier=0.5, rope_parameters=theta(10000.0)),
+    # As Nemotron-H: a layer of the file is one part. Two Mamba-2 layers without an MLP between them.
+    "nemotron-h": dict(model_type="nemotron_h", tokens=64, dtype=torch.bfloat16, hidden_size=32,
+                       intermediate_size=48, num_attention_heads=2, num_key_value_heads=1,
+                       head_dim=64, layers_block_type=["mamba", "mlp", "mamba", "mamba", "mlp",
+                                                       "attention", "mlp"],
+                       drop=["num_hidden_layers"], layer_norm_epsilon=1e-4, mamba_num_heads=4,
+                       mamba_head_dim=20, n_groups=2, ssm_state_size=24, conv_kernel=4),
 }

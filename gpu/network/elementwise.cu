@@ -188,6 +188,9 @@ struct Rounded {
 struct Silu {
   static __device__ float of(float g, float u) { return g / (1.0F + expf(-g)) * u; }
 };
+struct Relu {
+  static __device__ float of(float g, float u) { return (g > 0.0F ? g : 0.0F) * u; }
+};
 // tanh is 1 or -1 where the cube overflows.
 struct Gelu {
   static __device__ float of(float g, float u) {
@@ -310,6 +313,12 @@ void gelu_multiply(const float* gate, const float* up, std::int64_t count, __nv_
                    cudaStream_t stream) {
   write_bf16(GatedUp<Gelu>{gate, up}, aligned({gate, up}, sizeof(float4)), count, out,
              "the GELU kernel", stream);
+}
+
+void relu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
+                   cudaStream_t stream) {
+  write_bf16(GatedUp<Relu>{gate, up}, aligned({gate, up}, sizeof(float4)), count, out,
+             "the ReLU kernel", stream);
 }
 
 void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,

@@ -53,6 +53,10 @@ void silu_multiply(const float* gate, const float* up, std::int64_t count, __nv_
 void gelu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
                    cudaStream_t stream);
 
+/// Computes out = max(gate, 0) * up.
+void relu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
+                   cudaStream_t stream);
+
 /// Computes out = g / (1 + exp(-1.702 g)) * (u + 1), with g = min(gate, limit) and u = up clamped
 /// to [-limit, limit].
 void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,

@@ -14,7 +14,8 @@
 // - qwen3_5, qwen3_5_moe, qwen3_next: hybrids. Each fourth layer is attention, and the others are
 //   Gated DeltaNet. The last two have a mixture of experts;
 // - lfm2: a hybrid of attention and short convolutions;
-// - granitemoehybrid: hybrids of attention and Mamba-2, some with a mixture of experts.
+// - granitemoehybrid: hybrids of attention and Mamba-2, some with a mixture of experts;
+// - nemotron_h: hybrids of attention and Mamba-2 whose file has a layer for each part.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
 #pragma once
@@ -139,7 +140,15 @@ struct ModelConfig {
   enum class Activation : std::uint8_t {
     silu,          ///< silu(g) u, for the outputs g and u of the two projections in
     gelu_tanh,     ///< gelu(g) u, with the tanh form of GELU
+    relu_squared,  ///< max(u, 0) u; there is no projection to g
     clamped_silu,  ///< min(g, c) sigmoid(1.702 min(g, c)) (clamp(u, -c, c) + 1), c: swiglu_limit
+  };
+
+  /// A layer of attention or of a recurrence, and the MLP behind it, as a file numbers them that
+  /// has a layer for each.
+  struct StoredLayer {
+    std::int64_t mixer = 0;
+    std::int64_t mlp = -1;  ///< -1: there is no MLP behind it
   };
 
   std::string model_type;  ///< the family: "llama", "qwen3", …
@@ -147,6 +156,7 @@ struct ModelConfig {
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;  ///< intermediate size of an MLP
   ExpertMixture mixture;
+  std::vector<StoredLayer> stored_layers = {};  ///< [layers]; empty: each is one layer of the file
   // Layers that have a state (AttentionShape::state_size) are of one kind, the one that has sizes.
   GatedDeltaNet delta;           ///< the sizes of Gated DeltaNet layers
   Mamba2 mamba;                  ///< the sizes of Mamba-2 layers
@@ -210,6 +220,12 @@ struct ModelConfig {
   /// Returns the bytes of K and V of one token over all layers. A context keeps less where layers
   /// have a sliding window (AttentionShape::context_bytes).
   std::int64_t kv_bytes_per_token(KvDType dtype) const;
+  /// Returns whether an MLP has a projection to g.
+  bool has_mlp_gate() const { return activation != Activation::relu_squared; }
+  /// Returns whether a layer has an MLP or a mixture of experts.
+  bool has_mlp(std::int64_t layer) const {
+    return stored_layers.empty() || stored_layers[static_cast<std::size_t>(layer)].mlp >= 0;
+  }
   /// Returns the values of the state of a recurrent layer; 0: no layer has a state.
   std::int64_t state_size() const {
     if (convolution.width > 0) return convolution.state_size();

@@ -205,6 +205,11 @@ class ComputeDevice : public DeviceSizes {
   virtual void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                              std::byte* out) = 0;
 
+  /// out = max(gate, 0) * up, element by element, as an operand. gate may be up, for its square
+  /// above 0.
+  virtual void relu_multiply(const float* gate, const float* up, std::int64_t count,
+                             std::byte* out) = 0;
+
   /// out = g sigmoid(1.702 g) (u + 1), as an operand (gpt-oss). g is gate, at most `limit`; u is
   /// up, clamped to -limit and limit.
   virtual void clamped_silu_multiply(const float* gate, const float* up, float limit,

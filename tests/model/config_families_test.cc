@@ -411,6 +411,68 @@ TEST_F(ConfigFamilies, GraniteHasMambaLayersByTypeAndFactorsOnEverything) {
   }
 }
 
+TEST_F(ConfigFamilies, NemotronHasALayerOfTheFileForEachPart) {
+  const auto with = [&](Json changes) {
+    Json all = {{"hybrid_override_pattern", "M-M*-M"}, {"num_hidden_layers", 6}};
+    all.update(changes);
+    return load(small("nemotron_h", all));
+  };
+  const auto expect = [&](const ModelConfig& config) {
+    ASSERT_EQ(config.attention.layers, 4);
+    const std::int64_t size = config.state_size();
+    EXPECT_EQ(config.attention.state_size, (Windows{size, size, 0, size}));
+    std::vector<std::pair<std::int64_t, std::int64_t>> stored;
+    for (const auto& layer : config.stored_layers) stored.emplace_back(layer.mixer, layer.mlp);
+    EXPECT_EQ(stored, (std::vector<std::pair<std::int64_t, std::int64_t>>{
+                          {0, 1}, {2, -1}, {3, 4}, {5, -1}}));
+    EXPECT_TRUE(config.has_mlp(0) && config.has_mlp(2));
+    EXPECT_FALSE(config.has_mlp(1) || config.has_mlp(3));
+  };
+  ModelConfig config = with(Json::object());
+  expect(config);
+  EXPECT_EQ(config.mamba.heads, 128);
+  EXPECT_EQ(config.mamba.head_dim, 64);
+  EXPECT_EQ(config.mamba.groups, 8);
+  EXPECT_EQ(config.mamba.state_dim, 128);
+  EXPECT_EQ(config.activation, ModelConfig::Activation::relu_squared);
+  EXPECT_FALSE(config.has_mlp_gate());
+  EXPECT_EQ(config.layer_rope, Ropes(4, LayerRope::none));
+  EXPECT_EQ(config.rms_norm_eps, 1e-5);
+  EXPECT_EQ(config.attention.head_dim, 128);
+  EXPECT_TRUE(config.warnings.empty());
+  const Json names = {"mamba", "mlp", "linear_attention", "attention", "mlp", "mamba"};
+  expect(with({{"layers_block_type", names}, {"hybrid_override_pattern", nullptr}}));
+  // As Python writes it.
+  temp.write("config.json", R"({"model_type": "nemotron_h", "hybrid_override_pattern": "M*-",
+      "layer_norm_epsilon": 1e-6, "time_step_limit": [0.0, Infinity]})");
+  EXPECT_EQ(ModelConfig::load(temp.path()).rms_norm_eps, 1e-6);
+
+  struct Case {
+    Json changes;
+    std::vector<std::string_view> says;
+  };
+  for (const Case& c :
+       {Case{{{"num_hidden_layers", 5}}, {"num_hidden_layers is 5", "hybrid_override_pattern (6)"}},
+        Case{{{"hybrid_override_pattern", "M-MM-M"}}, {"hybrid_override_pattern", "one layer"}},
+        Case{{{"hybrid_override_pattern", ""}}, {"hybrid_override_pattern is \"\"", "1 to 1000"}},
+        Case{{{"hybrid_override_pattern", nullptr}}, {"hybrid_override_pattern is null"}},
+        Case{{{"mamba_num_heads", 12}}, {"mamba_num_heads is 12", "n_groups (8)"}}}) {
+    SCOPED_TRACE(c.changes.dump());
+    expect_error<FileError>([&] { with(c.changes); }, file() + ": ", c.says);
+  }
+  for (const Case& c :
+       {Case{{{"hybrid_override_pattern", "MEM*-M"}}, {"hybrid_override_pattern is", "MLPs (mlp, -)"}},
+        Case{{{"hybrid_override_pattern", "M--*-M"}}, {"one at a time"}},
+        Case{{{"hybrid_override_pattern", "-MM*-M"}}, {"one at a time"}},
+        Case{{{"layers_block_type", {"moe"}}}, {"layers_block_type is [\"moe\"]"}},
+        Case{{{"use_bias", true}}, {"use_bias is true"}},
+        Case{{{"mlp_hidden_act", "silu"}}, {"mlp_hidden_act is \"silu\"", "relu2"}},
+        Case{{{"mamba_hidden_act", "relu"}}, {"mamba_hidden_act is \"relu\"", "silu"}}}) {
+    SCOPED_TRACE(c.changes.dump());
+    expect_error<Unsupported>([&] { with(c.changes); }, file() + ": ", c.says);
+  }
+}
+
 TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {
   const auto expect = [&](const Json& json, double temperature, std::int64_t top_k, double top_p) {
     SCOPED_TRACE(json.dump());

@@ -237,7 +237,7 @@ TEST_F(ConfigTest, WhatIsNotImplementedIsRefusedByKeyAndValue) {
     return Json{{"rope_scaling", {{"rope_type", type}, {"factor", 2}}}};
   };
   const std::vector<Case> cases = {
-      {{{"model_type", "phimoe"}}, {"model_type is \"phimoe\"", "llama, mistral, ministral3, qwen2", "and granitemoehybrid"}},
+      {{{"model_type", "phimoe"}}, {"model_type is \"phimoe\"", "llama, mistral, ministral3, qwen2", "and nemotron_h"}},
       {{{"model_type", "Llama"}}, {"model_type is \"Llama\""}},
       {{{"hidden_act", "gelu"}}, {"hidden_act is \"gelu\"", "silu"}},
       {{{"quantization_config", {{"quant_method", "bitsandbytes"}}}},

@@ -50,9 +50,11 @@ constexpr std::array<std::int64_t, 3> lengths = {4096, 131072, 1048576};
 std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::int64_t experts) {
   const ExpertMixture& mixture = config.mixture;
   const std::int64_t hidden = config.hidden_size;
+  const std::int64_t inputs = config.has_mlp_gate() ? 2 : 1;
   const auto of = [&](std::int64_t width, bool biases) {  // gate, up and down
-    return 3 * hidden * width + (biases ? 2 * width + hidden : 0);
+    return (inputs + 1) * hidden * width + (biases ? inputs * width + hidden : 0);
   };
+  if (!config.has_mlp(layer)) return 0;
   const std::int64_t mlp = of(config.intermediate_size, config.mlp_bias);
   if (!mixture.in(layer)) return mlp;
   std::int64_t all = experts * of(mixture.intermediate_size, mixture.biases) +
@@ -99,7 +101,8 @@ std::int64_t parameters(const ModelConfig& config, std::int64_t experts) {
   const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
   std::int64_t all = embeddings + hidden;
   for (std::int64_t l = 0; l < shape.layers; ++l) {
-    all += norms + mlp_parameters(config, l, experts);
+    all += config.has_mlp(l) ? norms : norms / 2;
+    all += mlp_parameters(config, l, experts);
     all += shape.is_attention(l) ? attention_parameters(config) : recurrent_parameters(config);
   }
   return all;

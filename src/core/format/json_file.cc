@@ -43,6 +43,38 @@ bool has_long_gap(std::string_view text) {
   return false;
 }
 
+std::string_view text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+/// Names of numbers outside of strings, as objects.
+std::string without_pythons_floats(std::string_view text) {
+  std::string changed;
+  bool in_string = false;
+  for (std::size_t at = 0; at < text.size();) {
+    if (in_string && text[at] == '\\' && at + 1 < text.size()) {
+      changed += text.substr(at, 2);
+      at += 2;
+      continue;
+    }
+    if (text[at] == '"') in_string = !in_string;
+    const std::string_view rest = text.substr(at);
+    std::string_view name;
+    if (!in_string) {
+      for (const std::string_view one : {"-Infinity", "Infinity", "NaN"}) {
+        if (name.empty() && rest.starts_with(one)) name = one;
+      }
+    }
+    if (name.empty()) {
+      changed += text[at++];
+    } else {
+      changed += fmt::format(R"({{"__float__": "{}"}})", name);
+      at += name.size();
+    }
+  }
+  return changed;
+}
+
 /// A value whose text as JSON begins with the same `most` characters, however long it is. values:
 /// how many may still be shown; each takes a character or more.
 Json beginning(const Json& value, std::size_t most, std::size_t& values) {
@@ -173,10 +205,17 @@ Json parse_json(std::string_view text, const std::filesystem::path& file, JsonFl
 
 Json read_json_file(const std::filesystem::path& file, JsonFloats floats) {
   const MappedFile mapped = MappedFile::open(file);
-  const auto bytes = mapped.bytes();
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string_view text = text_of(mapped);
   refuse_placeholder(text, file);
   return parse_json(text, file, floats);
+}
+
+Json read_python_json_file(const std::filesystem::path& file) {
+  const MappedFile mapped = MappedFile::open(file);
+  const std::string_view text = text_of(mapped);
+  refuse_placeholder(text, file);
+  if (text.size() > static_cast<std::size_t>(max_json_bytes)) return parse_json(text, file);
+  return parse_json(without_pythons_floats(text), file);
 }
 
 std::string shown(const Json& value) {

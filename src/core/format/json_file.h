@@ -30,6 +30,11 @@ nlohmann::json parse_json(std::string_view text, const std::filesystem::path& fi
 nlohmann::json read_json_file(const std::filesystem::path& file,
                               JsonFloats floats = JsonFloats::nearest);
 
+/// Reads and parses a whole file that Python may have written, which knows numbers that JSON does
+/// not: Infinity, -Infinity and NaN become objects {"__float__": "Infinity"}, as transformers 5
+/// writes them.
+nlohmann::json read_python_json_file(const std::filesystem::path& file);
+
 /// A value or name from a file, fit for an error message: JSON on one line, ASCII, cut when long.
 std::string shown(const nlohmann::json& value);
 

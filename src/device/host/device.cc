@@ -138,6 +138,13 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
+  void relu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override {
+    parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) floats(out)[i] = std::max(gate[i], 0.0F) * up[i];
+    });
+  }
+
   void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
                              std::byte* out) override {
     parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {

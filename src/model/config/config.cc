@@ -100,10 +100,17 @@ std::int64_t read_intermediate_size(const JsonObject& root, const Family& family
 
 /// Those with another activation read its name from a key of their own.
 void check_activation(const JsonObject& root, const Family& family) {
-  const char* key = family.gelu ? "hidden_activation" : "hidden_act";
-  const std::string runs = family.gelu ? "gelu_pytorch_tanh" : "silu";
-  if (root.text(key, runs) != runs) {
-    root.unsupported(key, fmt::format("\"{}\" in {}", runs, family.name));
+  const auto check = [&](const char* key, const std::string& runs) {
+    if (root.text(key, runs) != runs)
+      root.unsupported(key, fmt::format("\"{}\" in {}", runs, family.name));
+  };
+  if (family.relu_squared) {
+    check("mlp_hidden_act", "relu2");
+    check("mamba_hidden_act", "silu");
+  } else if (family.gelu) {
+    check("hidden_activation", "gelu_pytorch_tanh");
+  } else {
+    check("hidden_act", "silu");
   }
 }
 
@@ -111,6 +118,7 @@ void check_activation(const JsonObject& root, const Family& family) {
 void read_scales(const JsonObject& root, const Family& family, ModelConfig& config) {
   constexpr double most = 1e6;
   if (family.gelu) config.activation = ModelConfig::Activation::gelu_tanh;
+  if (family.relu_squared) config.activation = ModelConfig::Activation::relu_squared;
   if (family.scaled_embedding) {
     config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   }
@@ -190,7 +198,11 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
       root.integer("max_position_embeddings", 1, max_positions, family.max_position);
 
   AttentionShape& attention = config.attention;
-  attention.layers = root.integer("num_hidden_layers", 1, max_layers, family.layers);
+  if (family.parts_apart) {
+    read_stored_layers(root, max_layers, config);
+  } else {
+    attention.layers = root.integer("num_hidden_layers", 1, max_layers, family.layers);
+  }
   attention.q_heads = root.integer("num_attention_heads", 1, max_heads, family.q_heads);
   attention.kv_heads = read_kv_heads(root, family, attention.q_heads);
   attention.head_dim = read_head_dim(root, family, config.hidden_size, attention.q_heads);
@@ -248,7 +260,7 @@ ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t l
   }
   check_model_directory(model);
   const std::filesystem::path file = model / "config.json";
-  const Json json = read_json_file(file);
+  const Json json = read_python_json_file(file);
   Quantisation::parse(json, file);  // what is unknown is refused now
   ModelConfig config = read_config(text_part(json), file, model / "generation_config.json", length);
   if (std::string line = unread_quantisation_warning(json, file); !line.empty())

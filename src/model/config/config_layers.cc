@@ -63,6 +63,53 @@ GatedDeltaNet read_delta(const JsonObject& root, const GatedDeltaNet& missing) {
 
 constexpr const char* key_of_types = "layer_types";
 
+/// Refuses a model without attention. Sizes of states that are all 0 are left out.
+void settle_states(const JsonObject& root, std::string_view key, std::vector<std::int64_t>& sizes) {
+  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size == 0; }))
+    root.fail(key, "one layer of full attention, or more");
+  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size > 0; })) sizes.clear();
+}
+
+constexpr std::string_view mamba_part = "linear_attention";
+constexpr std::string_view attention_part = "full_attention";
+constexpr std::string_view mlp_part = "mlp";
+
+/// Where files say which part each of their layers is.
+std::string_view key_of_parts(const JsonObject& root) {
+  for (const std::string_view key : {"layers_block_type", "layer_types"})
+    if (root.find(key) != nullptr) return key;
+  return "hybrid_override_pattern";
+}
+
+/// Which part each layer of the file is, by names or by the letters of a pattern.
+std::vector<std::string> read_parts(const JsonObject& root) {
+  const std::string_view key = key_of_parts(root);
+  const Json* given = root.find(key);
+  constexpr std::string_view runs =
+      "attention (full_attention, *), Mamba-2 (linear_attention, M) "
+      "and MLPs (mlp, -), one in each layer";
+  std::vector<std::string> parts;
+  const auto add = [&](const Json& name, std::string_view letters) {
+    struct Part {
+      std::string_view name, older, letter;
+    };
+    for (const Part& part : {Part{mamba_part, "mamba", "M"}, Part{attention_part, "attention", "*"},
+                             Part{mlp_part, mlp_part, "-"}}) {
+      const bool is =
+          letters.empty() ? name == part.name || name == part.older : letters == part.letter;
+      if (is) parts.emplace_back(part.name);
+      if (is) return;
+    }
+    root.unsupported(key, runs);
+  };
+  if (given != nullptr && given->is_array()) {
+    for (const Json& name : *given) add(name, {});
+    return parts;
+  }
+  for (const char letter : root.text(key)) add({}, std::string_view(&letter, 1));
+  return parts;
+}
+
 /// Which layers have a state. recurrent: what layer_types calls them; older_names: files may have
 /// "mamba" and "attention". missing: of a layer, if there is no layer_types.
 template <class Missing>
@@ -83,9 +130,7 @@ void read_recurrent_layers(const JsonObject& root, std::string_view recurrent, b
       root.unsupported(key_of_types, fmt::format("\"full_attention\" and \"{}\"", recurrent));
     sizes.push_back(has_state ? config.state_size() : 0);
   }
-  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size == 0; }))
-    root.fail(key_of_types, "one layer of full attention, or more");
-  if (std::ranges::none_of(sizes, [](std::int64_t size) { return size > 0; })) sizes.clear();
+  settle_states(root, key_of_types, sizes);
 }
 
 /// Gated DeltaNet: by layer_types, or all layers but each full_attention_interval-th.
@@ -167,6 +212,14 @@ void read_mamba_layers(const JsonObject& root, const Family& family, ModelConfig
     mamba.head_dim = width / mamba.heads;
   }
   config.mamba_bias = root.flag(own.bias, true);
+  if (family.parts_apart) {
+    const std::vector<std::string> parts = read_parts(root);
+    for (const ModelConfig::StoredLayer& layer : config.stored_layers) {
+      const bool recurrent = parts[static_cast<std::size_t>(layer.mixer)] == mamba_part;
+      config.attention.state_size.push_back(recurrent ? mamba.state_size() : 0);
+    }
+    return settle_states(root, key_of_parts(root), config.attention.state_size);
+  }
   read_recurrent_layers(
       root, "linear_attention", true, [](std::int64_t) { return true; }, config);
 }
@@ -240,13 +293,34 @@ std::vector<bool> typed_windows(const JsonObject& root, const Json& types, std::
 
 }  // namespace
 
+void read_stored_layers(const JsonObject& root, std::int64_t most, ModelConfig& config) {
+  const std::vector<std::string> parts = read_parts(root);
+  const std::string_view key = key_of_parts(root);
+  constexpr const char* again = "num_hidden_layers";
+  const auto count = std::ssize(parts);
+  if (count < 1 || count > most) root.fail(key, fmt::format("1 to {} layers", most));
+  if (root.integer(again, 1, most, count) != count)
+    root.fail(again, fmt::format("the number of layers of {} ({})", key, count));
+  for (std::int64_t at = 0; at < count; ++at) {
+    const bool is_mlp = parts[static_cast<std::size_t>(at)] == mlp_part;
+    if (!is_mlp) {
+      config.stored_layers.push_back({at, -1});
+    } else if (config.stored_layers.empty() || config.stored_layers.back().mlp >= 0) {
+      root.unsupported(key, "MLPs that follow attention or Mamba-2, one at a time");
+    } else {
+      config.stored_layers.back().mlp = at;
+    }
+  }
+  config.attention.layers = std::ssize(config.stored_layers);
+}
+
 void read_layers(const JsonObject& root, const Family& family, ModelConfig& config) {
   const std::vector<bool> rope = read_rope_layers(root, family, config.attention.layers);
   if (!std::all_of(rope.begin(), rope.end(), [](bool has) { return has; })) {
     for (const bool has : rope)
       config.layer_rope.push_back(has ? LayerRope::model : LayerRope::none);
   }
-  if (family.reads_position_type && !read_position_type(root)) {
+  if (family.never_rope || (family.reads_position_type && !read_position_type(root))) {
     config.layer_rope.assign(rope.size(), LayerRope::none);
   }
   if (family.mamba.sizes.heads > 0) read_mamba_layers(root, family, config);

@@ -37,7 +37,7 @@ Family hybrid(Family own) {
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 20> all = {{
+  static const std::array<Family, 21> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -425,6 +425,47 @@ std::span<const Family> families() {
                     "time_step_limit",
                     "init_method",
                     "normalization_function"}},
+      // Nemotron-H and Nemotron Nano 2, whose MLPs are dense.
+      {.name = "nemotron_h",
+       .vocab_size = 131072,
+       .intermediate_size = 21504,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .max_position = 4096,
+       .rms_norm_eps = 1e-5,
+       .rms_norm_eps_key = "layer_norm_epsilon",
+       .bos = 1,
+       .eos = {2},
+       .reads_mlp_bias = true,
+       .norms = {.before_attention = "norm", .before_mlp = "norm"},
+       .names = {.attention = "mixer.", .mlp = "mixer.", .final_norm = "norm_f"},
+       .mamba =
+           {.sizes = {.heads = 128, .head_dim = 64, .groups = 8, .state_dim = 128, .kernel = 4},
+            .heads = "mamba_num_heads",
+            .head_dim = "mamba_head_dim",
+            .groups = "n_groups",
+            .state_dim = "ssm_state_size",
+            .kernel = "conv_kernel",
+            .bias = "use_conv_bias",
+            .at = "mixer."},
+       .parts_apart = true,
+       .relu_squared = true,
+       .never_rope = true,
+       .own_keys = {"layer_norm_epsilon", "layers_block_type", "layer_types",
+                    "hybrid_override_pattern", "mlp_hidden_act", "mlp_bias", "attention_bias",
+                    "attention_head_dim", "mamba_num_heads", "mamba_head_dim", "mamba_hidden_act",
+                    "mamba_proj_bias", "mamba_ssm_cache_dtype", "n_groups", "ssm_state_size",
+                    "conv_kernel", "expand", "use_conv_bias", "use_bias", "use_mamba_kernels",
+                    "chunk_size", "time_step_limit", "time_step_min", "time_step_max",
+                    "time_step_floor", "time_step_rank", "num_logits_to_keep",
+                    "rescale_prenorm_residual", "residual_in_fp32",
+                    // of mixtures, which these models do not have
+                    "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
+                    "moe_intermediate_size", "moe_shared_expert_intermediate_size",
+                    "moe_shared_expert_overlap", "moe_latent_size", "routed_scaling_factor",
+                    "norm_topk_prob", "n_group", "topk_group", "mtp_layers_block_type",
+                    "num_nextn_predict_layers"},
+       .class_name = "nemotronh"},
   }};
   return all;
 }

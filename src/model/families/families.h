@@ -137,6 +137,9 @@ struct Family {
   /// sizes are what missing keys mean (linear_num_key_heads and on).
   GatedDeltaNet delta = {};
   FamilyMamba mamba = {};  ///< layers are Mamba-2, by layer_types
+  /// A layer of the file is attention, Mamba-2 or an MLP, by layers_block_type or
+  /// hybrid_override_pattern.
+  bool parts_apart = false;
   /// Layers are short convolutions, by layer_types or full_attn_idxs, of conv_L_cache tokens (this
   /// default) and hidden_size channels; 0: the family has no such layers.
   std::int64_t convolution_kernel = 0;
@@ -147,11 +150,13 @@ struct Family {
   bool fused_delta = false;        ///< in_proj_qkvz and in_proj_ba have all projections
   bool output_gate = false;        ///< ModelConfig::output_gate
   bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation
+  bool relu_squared = false;       ///< likewise, from mlp_hidden_act
   bool scaled_embedding = false;   ///< by sqrt(hidden_size)
   bool reads_query_scale = false;  ///< query_pre_attn_scalar, 256 when missing
   /// embedding_multiplier, attention_multiplier, residual_multiplier and logits_scaling; 1 when
   /// missing.
   bool reads_multipliers = false;
+  bool never_rope = false;           ///< no layer has RoPE
   bool reads_position_type = false;  ///< position_embedding_type: without "rope" no layer has RoPE
   // attn_logit_softcapping and final_logit_softcapping when missing, 0: none; nothing: not read.
   std::optional<double> attention_softcap = {};

@@ -346,7 +346,9 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
-  const std::int64_t most = w.gate.out_features > 0 ? mlp_tokens : mixture_tokens(config_.mixture);
+  const bool dense = w.down.out_features > 0;
+  if (!dense && w.mixture.empty()) return;
+  const std::int64_t most = dense ? mlp_tokens : mixture_tokens(config_.mixture);
   read_residual(w.mlp_norm, tokens);
   for (std::int64_t first = 0; first < tokens; first += most) {
     check_stop();
@@ -358,8 +360,13 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
       if (config_.mixture.shared_intermediate_size > 0)
         shared_expert(w.mixture, x, count, a_.x + first * hidden);
     }
-    if (w.gate.out_features == 0) continue;
-    project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}}, x, count);
+    if (!dense) continue;
+    const Product up = {w.up, w.up_bias.data, a_.up};
+    if (config_.has_mlp_gate()) {
+      project({{w.gate, w.gate_bias.data, a_.gate}, up}, x, count);
+    } else {
+      project({up}, x, count);
+    }
     activate(values);
     add_to_residual(w.down, w.down_bias, w.mlp_output_norm, a_.mlp, count, a_.x + first * hidden);
   }
@@ -372,6 +379,8 @@ void Forward::activate(std::int64_t values) {
       return device_->silu_multiply(a_.gate, a_.up, values, a_.mlp);
     case ModelConfig::Activation::gelu_tanh:
       return device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
+    case ModelConfig::Activation::relu_squared:
+      return device_->relu_multiply(a_.up, a_.up, values, a_.mlp);
     case ModelConfig::Activation::clamped_silu:
       return device_->clamped_silu_multiply(
           a_.gate, a_.up, static_cast<float>(config_.swiglu_limit), values, a_.mlp);

@@ -30,7 +30,7 @@ class DescribedCheckpoint : public Checkpoint {
  public:
   explicit DescribedCheckpoint(const std::filesystem::path& directory)
       : file_(directory / "config.json") {
-    const Json config = read_json_file(file_);
+    const Json config = read_python_json_file(file_);
     dtype_ = dtype_of(config);
     how_ = Quantisation::parse(config, file_);
   }

@@ -210,7 +210,7 @@ Quantisation Quantisation::parse(const Json& config, const std::filesystem::path
 
 Quantisation Quantisation::load(const std::filesystem::path& directory) {
   const std::filesystem::path file = directory / "config.json";
-  return parse(read_json_file(file), file);
+  return parse(read_python_json_file(file), file);
 }
 
 std::string_view Quantisation::codes_name() const {

@@ -155,6 +155,9 @@ class SafeTensorsCheckpoint : public Checkpoint {
       const std::string rest = name.substr(prefix.size());
       names.push_back(rest);
       names.push_back("model.language_model." + rest);
+      // Nemotron-H's own names.
+      names.push_back("backbone." + (rest == "embed_tokens.weight" ? "embeddings.weight" : rest));
+      if (rest == "embed_tokens.weight") names.push_back("model.embeddings.weight");
     }
     std::erase_if(names, [&](const std::string& one) { return !tensors_.has(one); });
     if (names.size() > 1) {

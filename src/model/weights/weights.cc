@@ -57,12 +57,12 @@ void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
     layer.gate = placer.rows(fused, 0, mlp, 2 * mlp, hidden);
     layer.up = placer.rows(fused, mlp, mlp, 2 * mlp, hidden);
   } else {
-    layer.gate = placer.matrix(projection(0), mlp, hidden);
+    if (config.has_mlp_gate()) layer.gate = placer.matrix(projection(0), mlp, hidden);
     layer.up = placer.matrix(projection(1), mlp, hidden);
   }
   layer.down = placer.matrix(projection(2), hidden, mlp);
   if (!config.mlp_bias) return;
-  layer.gate_bias = placer.vector(at + "gate_proj.bias", mlp);
+  if (config.has_mlp_gate()) layer.gate_bias = placer.vector(at + "gate_proj.bias", mlp);
   layer.up_bias = placer.vector(at + "up_proj.bias", mlp);
   layer.down_bias = placer.vector(at + "down_proj.bias", hidden);
 }
@@ -262,12 +262,17 @@ Weights place(Placer& placer, const ModelConfig& config) {
   Weights weights;
   weights.embedding = placer.embedding(config);
   for (std::int64_t l = 0; l < config.attention.layers; ++l) {
-    const std::string at = fmt::format("model.layers.{}.", l);
+    const auto stored = config.stored_layers.empty()
+                            ? ModelConfig::StoredLayer{l, l}
+                            : config.stored_layers[static_cast<std::size_t>(l)];
+    const std::string at = fmt::format("model.layers.{}.", stored.mixer);
+    const std::string mlp_at = fmt::format("model.layers.{}.", stored.mlp);
+    const bool has_mlp = stored.mlp >= 0;
     LayerWeights layer;
     layer.input_norm = norm(at, family.norms.before_attention, hidden);
     layer.attention_norm = norm(at, family.norms.after_attention, hidden);
-    layer.mlp_norm = norm(at, family.norms.before_mlp, hidden);
-    layer.mlp_output_norm = norm(at, family.norms.after_mlp, hidden);
+    if (has_mlp) layer.mlp_norm = norm(mlp_at, family.norms.before_mlp, hidden);
+    if (has_mlp) layer.mlp_output_norm = norm(mlp_at, family.norms.after_mlp, hidden);
     if (config.attention.is_attention(l)) {
       place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention),
                       layer);
@@ -279,10 +284,10 @@ Weights place(Placer& placer, const ModelConfig& config) {
       layer.delta = place_delta(placer, config, family, at + "linear_attn.");
     }
     if (config.mixture.in(l)) {
-      layer.mixture = place_mixture(placer, config, family.mixture, at);
+      layer.mixture = place_mixture(placer, config, family.mixture, mlp_at);
     }
-    if (!config.mixture.in(l) || config.mixture.beside_mlp) {
-      place_mlp(placer, config, family, fmt::format("{}{}", at, family.names.mlp), layer);
+    if (has_mlp && (!config.mixture.in(l) || config.mixture.beside_mlp)) {
+      place_mlp(placer, config, family, fmt::format("{}{}", mlp_at, family.names.mlp), layer);
     }
     weights.layers.push_back(std::move(layer));
   }

@@ -182,6 +182,7 @@ std::vector<Variant> variants() {
                            "lfm2",
                            "granite-h",
                            "granite-h-moe",
+                           "nemotron-h",
                            "gptq-qwen3-moe",
                            "fp8-qwen3-moe",
                            "mxfp4-gpt-oss",

@@ -170,6 +170,27 @@ TEST(RowKernels, SiluMultiplyGatesUp) {
   });
 }
 
+TEST(RowKernels, ReluMultiplyIsUpAboveZero) {
+  TOPKV_NEEDS_GPU();
+  each_shape([](const Shape& shape, std::int64_t count, const Stream& stream) {
+    const auto gate = reference::random_floats(count, 6, 8.0F);
+    const auto up = reference::random_floats(count, 7);
+    const DeviceArray<float> device_gate(gate, shape.skew);
+    const DeviceArray<float> device_up(up, shape.skew);
+    const DeviceArray<Bf16> out(count, shape.skew);
+    relu_multiply(device_gate.data(), device_up.data(), count, bf16(out), stream);
+    const auto got = out.read();
+    relu_multiply(device_up.data(), device_up.data(), count, bf16(out), stream);
+    const auto squares = out.read();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double expected = std::max(0.0, double{gate[i]}) * up[i];
+      ASSERT_NEAR(value_of(got[i]), expected, std::abs(expected) * (v + u)) << i;
+      const double square = std::max(0.0, double{up[i]}) * up[i];
+      ASSERT_NEAR(value_of(squares[i]), square, square * (v + u)) << i;
+    }
+  });
+}
+
 TEST(RowKernels, ToBf16RoundsToNearestEven) {
   TOPKV_NEEDS_GPU();
   each_shape([](const Shape& shape, std::int64_t count, const Stream& stream) {
