@@ -21,11 +21,11 @@ constexpr std::int64_t slot_count = 3;        // tiles under way
 constexpr std::int64_t most_bytes = 128;      // of a code
 
 /// Pieces of device memory, one behind the other.
-struct Layout {
+struct EncodingRoom {
   std::int64_t axes, mean, channels, bias, tables, not_finite, centred, along, rows, blocks, codes,
       residuals, total;
 
-  explicit Layout(std::int64_t dim) {
+  explicit EncodingRoom(std::int64_t dim) {
     const std::int64_t f32 = bytes_of(DType::f32);
     Pieces pieces;
     axes = pieces.place(dim * dim * f32);
@@ -267,7 +267,7 @@ class CudaEncoder final : public CodeEncoder {
 
   CudaDevice& device_;
   const std::int64_t dim_;
-  const Layout layout_;
+  const EncodingRoom layout_;
   Buffer memory_;
   PinnedBuffer tables_;  // as the device's, up to where tiles begin
   PinnedBuffer out_;     // codes of each slot, then residuals of each
