@@ -341,6 +341,10 @@ void CudaDevice::short_convolution(const ShortConvolution& net, const ShortConvo
   gpu::short_convolution(net, step, stream_);
 }
 
+void CudaDevice::gated_delta_token(const GatedDeltaNet& net, const GatedDeltaToken& token) {
+  if (!gpu::gated_delta_token(net, token, stream_)) ComputeDevice::gated_delta_token(net, token);
+}
+
 void CudaDevice::gated_norm(const float* x, const float* gate, const float* weight,
                             std::int64_t rows, std::int64_t width, float epsilon, std::byte* out) {
   gpu::gated_norm(x, gate, weight, rows, width, epsilon, bf16(out), stream_);

@@ -108,6 +108,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   void norm_gated(const float* x, const float* gate, const float* weight, std::int64_t rows,
                   std::int64_t width, std::int64_t groups, float epsilon, std::byte* out) override;
   void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) override;
+  void gated_delta_token(const GatedDeltaNet& net, const GatedDeltaToken& token) override;
   void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
                   std::int64_t width, float epsilon, std::byte* out) override;
   void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,

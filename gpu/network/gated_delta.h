@@ -16,6 +16,10 @@ namespace topkv::gpu {
 /// Implements ComputeDevice::gated_delta. REQUIRES: key_dim is most_delta_key_dim at most.
 void gated_delta(const GatedDeltaNet& net, const GatedDeltaStep& step, cudaStream_t stream);
 
+/// Implements ComputeDevice::gated_delta_token, in one launch. Returns false, and does nothing, if
+/// gate_weights are not plain rows of bf16 that can be read in eights.
+bool gated_delta_token(const GatedDeltaNet& net, const GatedDeltaToken& token, cudaStream_t stream);
+
 /// Implements ComputeDevice::gated_norm.
 void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
                 std::int64_t width, float epsilon, __nv_bfloat16* out, cudaStream_t stream);

@@ -236,6 +236,17 @@ class ComputeDevice : public DeviceSizes {
   /// Takes a short convolution layer's next tokens (topkv/recurrence.h).
   virtual void short_convolution(const ShortConvolution& net, const ShortConvolutionStep& step) = 0;
 
+  /// Takes one token from operand to operand: the product with gate_weights, gated_delta, then
+  /// gated_norm.
+  virtual void gated_delta_token(const GatedDeltaNet& net, const GatedDeltaToken& token) {
+    matmul(*token.gate_weights, token.x, 1, false, token.gates);
+    GatedDeltaStep step = token.step;
+    step.gates = token.gates;
+    gated_delta(net, step);
+    gated_norm(step.out, token.z, token.norm, net.value_heads, net.value_dim, token.epsilon,
+               token.out);
+  }
+
   /// out[row] = RMSNorm of x[row] over width, times silu(gate[row]), as an operand.
   virtual void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
                           std::int64_t width, float epsilon, std::byte* out) = 0;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "src/core/math/matrix.h"
 #include "topkv/recurrence.h"
 
 namespace topkv {
@@ -35,6 +36,21 @@ struct GatedDeltaStep {
   const float* const* states = nullptr;
   float* room = nullptr;  ///< gated_delta_room(net, tokens) floats
   float* out = nullptr;   ///< [tokens, value_heads, value_dim]
+};
+
+/// All that such a layer does with one token between its projections, for a step that is recorded.
+struct GatedDeltaToken {
+  /// Of one token. gates, state and next_state are not read. `states`, and what they point to, are
+  /// in place before the recording runs.
+  GatedDeltaStep step;
+  const Matrix* gate_weights = nullptr;  ///< [2 value_heads, hidden size]
+  const std::byte* x = nullptr;          ///< operand [hidden size], which meets gate_weights
+  float* gates = nullptr;                ///< room for GatedDeltaStep::gates
+  const float* z = nullptr;              ///< [value_heads, value_dim]
+  const float* norm = nullptr;           ///< [value_dim]
+  float epsilon = 0;
+  /// Receives the operand [value_heads, value_dim]: RMSNorm of each head's output, times silu(z).
+  std::byte* out = nullptr;
 };
 
 }  // namespace topkv

@@ -13,6 +13,7 @@
 
 #include "src/core/math/convert.h"
 #include "src/device/compute_device.h"
+#include "tests/support/reference.h"
 #include "tests/support/token_stream.h"
 
 namespace topkv {
@@ -207,6 +208,106 @@ TEST_P(GatedDelta, AStepShorterThanTheConvolutionKeepsWhatWasBefore) {
     const Given given = run(text, tokens, {1});
     EXPECT_LE(distance(given.out, expected.out), near_enough) << tokens;
     EXPECT_LE(distance(given.state, expected.state), near_enough) << tokens;
+  }
+}
+
+// A token's gates, recurrence and norm, with the pointers to its states in the device's memory, as
+// recorded steps have them. Inputs that are no multiple of 8 take another way on a CUDA device, and
+// more than 8,192 are read in turns.
+TEST_P(GatedDelta, ATokenFromOperandToOperandIsItsParts) {
+  const GatedDeltaNet& net = GetParam().net;
+  const Place place(GetParam().device);
+  constexpr std::int64_t tokens = 6;
+  constexpr float epsilon = 1e-4F;
+  const DType dtype = place.compute().operand_dtype();
+  const double unit = place.is_cuda() ? 1.0 / (1 << 8) : 1e-6;
+  for (const std::int64_t inputs : {16, 20, 4104, 8456}) {
+    DeltaText text = draw(net, tokens);
+    const auto rows = 2 * net.value_heads;
+    const auto weights =
+        reference::random_bf16(rows * inputs, 3, 1 / std::sqrt(static_cast<float>(inputs)));
+    const auto x = reference::random_bf16(tokens * inputs, 4);
+    const auto z = reference::random_floats(tokens * net.value_width(), 5, 2.0F);
+    const auto norm = reference::random_floats(net.value_dim, 6);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < inputs; ++i)
+          sum += double{weights[r * inputs + i]} * x[t * inputs + i];
+        text.gates[t * rows + r] = static_cast<float>(sum);
+      }
+    }
+    const Reference expected = run_reference(net, text, tokens);
+
+    const Matrix on_host{reinterpret_cast<const std::byte*>(weights.data()), DType::f32, rows,
+                         inputs};
+    const Buffer gate_room = place.room(rows * inputs);
+    const Buffer kernel = place.put(text.kernel);
+    const Buffer fading = place.put(text.fading);
+    const Buffer time_bias = place.put(text.time_bias);
+    const Buffer on_norm = place.put(norm);
+    const Buffer states[2] = {place.room(net.state_size()), place.room(net.state_size())};
+    const Buffer table = place.room(4);
+    const Buffer gates = place.room(rows);
+    const Buffer room = place.room(gated_delta_room(net, 1));
+    const Buffer inner = place.room(net.value_width());
+    const Buffer out = place.room(net.value_width());
+    const Buffer operand = place.room(inputs);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const auto part = [&](const std::vector<float>& all, std::int64_t width) {
+        const auto* from = all.data() + t * width;
+        return place.put(std::vector<float>(from, from + width));
+      };
+      const Buffer qkv = part(text.qkv, net.qkv_width());
+      const Buffer on_z = part(z, net.value_width());
+      const Buffer on_x = part(x, inputs);
+      std::vector<std::byte> bytes(static_cast<std::size_t>(net.value_width() * bytes_of(dtype)));
+      {
+        ComputeDevice& device = place.compute();
+        const auto lock = device.lock();
+        const Matrix gate_weights = device.upload(on_host, gate_room.data());
+        device.to_operand(on_x.floats(), inputs, operand.data());
+        const float* const pointers[2] = {t == 0 ? nullptr : states[t % 2].floats(),
+                                          states[(t + 1) % 2].floats()};
+        device.copy_in(pointers, sizeof pointers, table.data());
+        device.gated_delta_token(
+            net, {.step = {.qkv = qkv.floats(),
+                           .kernel = kernel.floats(),
+                           .fading = fading.floats(),
+                           .time_bias = time_bias.floats(),
+                           .states = reinterpret_cast<const float* const*>(table.data()),
+                           .room = room.floats(),
+                           .out = inner.floats()},
+                  .gate_weights = &gate_weights,
+                  .x = operand.data(),
+                  .gates = gates.floats(),
+                  .z = on_z.floats(),
+                  .norm = on_norm.floats(),
+                  .epsilon = epsilon,
+                  .out = out.data()});
+        device.copy_out(out.data(), std::ssize(bytes), bytes.data());
+      }
+      std::vector<float> got(static_cast<std::size_t>(net.value_width()));
+      to_float(bytes.data(), dtype, net.value_width(), got.data());
+      for (std::int64_t h = 0; h < net.value_heads; ++h) {
+        const double* const head = expected.out.data() + t * net.value_width() + h * net.value_dim;
+        double squares = 0;
+        for (std::int64_t i = 0; i < net.value_dim; ++i) squares += head[i] * head[i];
+        const double by = 1 / std::sqrt(squares / static_cast<double>(net.value_dim) + epsilon);
+        for (std::int64_t i = 0; i < net.value_dim; ++i) {
+          const std::int64_t at = h * net.value_dim + i;
+          const double gate = z[t * net.value_width() + at];
+          const double weight = by * norm[i] * gate / (1 + std::exp(-gate));
+          const double size = std::sqrt(static_cast<double>(net.value_dim));
+          EXPECT_NEAR(
+              got[at], head[i] * weight,
+              unit * std::abs(head[i] * weight) + 2e-5 * size * std::abs(norm[i] * gate) + 1e-30)
+              << inputs << " inputs, token " << t << ", element " << at;
+        }
+      }
+    }
+    EXPECT_LE(distance(place.get(states[tokens % 2].floats(), net.state_size()), expected.state),
+              4 * near_enough);
   }
 }
 

@@ -137,7 +137,7 @@ class ShortConvolutions : public testing::TestWithParam<ConvolutionCase> {
   static void expect_near(const Given& given, const Expected& expected) {
     const bool cuda = GetParam().device == "cuda";
     constexpr double f32 = 1.0 / (1 << 24);
-    const double stored = cuda ? 1.0 / (1 << 9) : f32;  // of an operand
+    const double stored = cuda ? 1.0 / (1 << 8) : f32;  // of an operand
     ASSERT_EQ(given.out.size(), expected.out.size());
     const auto terms = static_cast<double>(GetParam().net.kernel + 3);
     for (std::size_t i = 0; i < given.out.size(); ++i) {

@@ -131,6 +131,8 @@ class Forward {
   void recur(std::int64_t l, std::int64_t tokens, std::int64_t texts, const TextLayers& layers);
   /// Projects `count` tokens from `first` on, which are in a_.hidden.
   void recurrence_inputs(const LayerWeights& w, std::int64_t first, std::int64_t count);
+  /// Whether take_tokens does what lies between a layer's projections, in one operation.
+  bool takes_all(const LayerWeights& w) const { return recording_ && !w.delta.empty(); }
   /// Takes `tokens` of the tokens that are projected into the state, from number `at` on.
   void take_tokens(const LayerWeights& w, std::int64_t at, std::int64_t tokens,
                    const StatePlaces& states);

@@ -43,7 +43,7 @@ void Forward::recurrence_inputs(const LayerWeights& w, std::int64_t first, std::
   } else {
     project({{w.delta.qkv, nullptr, a_.recurrent_in}, {w.delta.z, nullptr, a_.recurrent_gate}}, x,
             count);
-    project({{w.delta.gates, nullptr, a_.recurrent_rates}}, x, count);
+    if (!takes_all(w)) project({{w.delta.gates, nullptr, a_.recurrent_rates}}, x, count);
   }
 }
 
@@ -91,7 +91,15 @@ void Forward::take_tokens(const LayerWeights& w, std::int64_t at, std::int64_t t
   step.states = states.table;
   step.room = a_.recurrent_room;
   step.out = a_.recurrent_out + at * widths.out;
-  device_->gated_delta(config_.delta, step);
+  if (!takes_all(w)) return device_->gated_delta(config_.delta, step);
+  device_->gated_delta_token(config_.delta, {.step = step,
+                                             .gate_weights = &w.delta.gates,
+                                             .x = a_.hidden,
+                                             .gates = a_.recurrent_rates,
+                                             .z = a_.recurrent_gate,
+                                             .norm = w.delta.norm.data,
+                                             .epsilon = static_cast<float>(config_.rms_norm_eps),
+                                             .out = a_.recurrent_heads});
 }
 
 void Forward::recurrence_output(const LayerWeights& w, std::int64_t first, std::int64_t count) {
@@ -101,7 +109,7 @@ void Forward::recurrence_output(const LayerWeights& w, std::int64_t first, std::
     const Mamba2& net = config_.mamba;
     device_->norm_gated(a_.recurrent_out, a_.recurrent_gate, w.mamba.norm.data, count, net.width(),
                         net.groups, epsilon, a_.recurrent_heads);
-  } else if (!w.delta.empty()) {
+  } else if (!w.delta.empty() && !takes_all(w)) {
     const GatedDeltaNet& net = config_.delta;
     device_->gated_norm(a_.recurrent_out, a_.recurrent_gate, w.delta.norm.data,
                         count * net.value_heads, net.value_dim, epsilon, a_.recurrent_heads);
