@@ -169,6 +169,41 @@ for architecture in ("llama", "qwen2", "qwen3", "gemma3", "gemma2", "phi3", "glm
     if architecture == "gpt-oss":
         entries.append(entry("gpt-oss.attention.sliding_window_pattern", array, list_of(boolean, [b"\1"])))
     put("gguf", architecture, gguf(entries, tensors))
+
+# Hybrids: a layer that is a recurrence, one of attention, and a block that drafts tokens.
+for architecture in ("qwen35", "qwen35moe", "qwen3next"):
+    hybrid = sizes | {"block_count": 3, "rope.dimension_count": 4, "ssm.conv_kernel": 4, "ssm.state_size": 16,
+                      "ssm.group_count": 1, "ssm.time_step_rank": 2, "ssm.inner_size": 32,
+                      "full_attention_interval": 2, "nextn_predict_layers": 1}
+    tensors = [("token_embd.weight", [32, 2], 0, bytes(256)), ("output_norm.weight", [32], 0, bytes(128)), ("blk.0.attn_qkv.weight", [32, 64], 8, bytes(64 * 34)), ("blk.0.ssm_a", [2], 0, struct.pack("<2f", -1, -2)), ("blk.2.nextn.enorm.weight", [32], 0, bytes(128))]
+    entries = [entry("general.architecture", string, word(architecture)), entry(f"{architecture}.rope.dimension_sections", array, list_of(i32, [struct.pack("<i", n) for n in (1, 1, 0, 0)]))]
+    if architecture != "qwen35":
+        hybrid |= {"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32}
+        entries.append(entry(f"{architecture}.attention.recurrent_layers", array, list_of(boolean, [b"\1", b"\0", b"\0"])))
+        tensors.append(("blk.0.ffn_gate_inp_shexp.weight", [32], 0, bytes(128)))
+    entries += [entry(f"{architecture}.{key}", u32, struct.pack("<I", value)) for key, value in hybrid.items()]
+    entries.append(entry(f"{architecture}.attention.layer_norm_rms_epsilon", f32, struct.pack("<f", 1e-6)))
+    put("gguf", architecture, gguf(entries, tensors))
+
+u16 = 2
+def parts(entries, first, second, count=2, of=None):
+    """Two files of a model, as gguf_split takes them. of: how many tensors they claim to have."""
+    of = len(first) + len(second) if of is None else of
+    said = [entry("split.count", u16, struct.pack("<H", count)), entry("split.tensors.count", i32, struct.pack("<i", of))]
+    files = [gguf((entries if number == 0 else []) + said + [entry("split.no", u16, struct.pack("<H", number))], tensors) for number, tensors in enumerate((first, second))]
+    return struct.pack("<I", len(files[0])) + b"".join(files)
+
+
+llama = [entry("general.architecture", string, word("llama")), entry("llama.attention.layer_norm_rms_epsilon", f32, struct.pack("<f", 1e-6))]
+llama += [entry(f"llama.{key}", u32, struct.pack("<I", value)) for key, value in sizes.items()]
+embedding, norm, query = [("token_embd.weight", [32, 2], 0, bytes(256))], [("output_norm.weight", [32], 0, bytes(128))], [("blk.0.attn_q.weight", [32, 32], 8, bytes(32 * 34))]
+put("gguf_split", "two", parts(llama, embedding + norm, query))
+put("gguf_split", "metadata_apart", parts(llama, [], embedding + norm + query))
+put("gguf_split", "twice", parts(llama, embedding + norm, norm + query))
+put("gguf_split", "three", parts(llama, embedding + norm, query, count=3))
+put("gguf_split", "fewer", parts(llama, embedding + norm, query, of=5))
+put("gguf_split", "cut", parts(llama, embedding + norm, query)[:-40])
+put("gguf_split", "first_alone", struct.pack("<I", 1 << 30) + parts(llama, embedding + norm, query)[4:])
 spelled = [chr(b).encode() for b in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]] + [chr(256 + i).encode() for i in range(68)]
 bytes_tokens = [word(t) for t in spelled] + [word("aa"), word("<s>")]
 kinds = [struct.pack("<i", 1)] * 257 + [struct.pack("<i", 3)]

@@ -7,8 +7,9 @@ package cannot make (q2_K to q6_K, iq4) are random bytes with scales that give w
 size. Tensors have the names that the package's own table gives them. As llama.cpp's converter does,
 rows of q and k are put into another order for "llama", "mistral3" and "smollm3", the scaling of Llama 3.1's
 RoPE is told by the tensor rope_freqs.weight, norms of Gemma have 1 added, and experts are stacked,
-gate and up apart. Gemma 3's file does not say which layers slide, nor with which RoPE; gpt-oss's
-does not say that YaRN's bounds are not rounded.
+gate and up apart. gguf_hybrids.py has what the converter does to Qwen's hybrids. Gemma 3's file
+does not say which layers slide, nor with which RoPE; gpt-oss's does not say that YaRN's bounds are
+not rounded.
 
     tests/fixtures/parity/<variant>/model.gguf
                                     tokens.json, reference/: as make_parity_fixtures.py has them
@@ -29,6 +30,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
+import gguf_hybrids
 import parity_experts
 from make_parity_fixtures import (MISTAKE, OUT, greedy, load, logits_of, write_checkpoint,
                                   write_reference)
@@ -37,6 +39,10 @@ from parity_variants import LLAMA3, theta
 
 COMMON = dict(tokens=48, dtype=torch.float32, num_attention_heads=2, num_key_value_heads=1,
               head_dim=64)
+HYBRID = dict(tokens=48, dtype=torch.float32, hidden_size=32, num_attention_heads=2, num_key_value_heads=1,
+              head_dim=64, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+              linear_value_head_dim=16, rms_norm_eps=1e-6)
+HYBRID_ROPE = theta(100000.0) | dict(partial_rotary_factor=0.25)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
 
 # Types by the last part of a weight's name, "" for all others. Routers are float32.
@@ -119,15 +125,35 @@ VARIANTS = {
                                         original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0,
                                         llama_4_scaling_beta=0.4)),
                       {"": Type.Q8_0, "down_proj": Type.Q5_0}),
+    # A block of out_proj has inputs of two heads, b and a differ in type, and a block drafts tokens.
+    "gguf-qwen35": (HYBRID | dict(model_type="qwen3_5_text", intermediate_size=64, num_hidden_layers=4,
+                                  rope_parameters=HYBRID_ROPE | dict(mrope_section=[3, 3, 2],
+                                                                     mrope_interleaved=True)),
+                    {"": Type.Q8_0, "in_proj_qkv": Type.Q5_0, "out_proj": Type.Q4_0,
+                     "in_proj_b": Type.F32, "in_proj_a": Type.Q8_0, "down_proj": Type.Q5_1}),
+    "gguf-qwen35moe": (HYBRID | dict(model_type="qwen3_5_moe_text", num_hidden_layers=3,
+                                     layer_types=["linear_attention", "full_attention", "linear_attention"],
+                                     num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+                                     shared_expert_intermediate_size=64, tie_word_embeddings=True,
+                                     rope_parameters=HYBRID_ROPE),
+                       {"": Type.Q8_0, "gate": Type.IQ4_NL, "up": Type.Q5_0, "down": Type.Q5_1,
+                        "in_proj_z": Type.BF16, "in_proj_b": Type.F16, "in_proj_a": Type.F16}),
+    "gguf-qwen3next": (HYBRID | dict(model_type="qwen3_next", intermediate_size=64, num_hidden_layers=4,
+                                     num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+                                     shared_expert_intermediate_size=32, rope_parameters=HYBRID_ROPE),
+                       {"": Type.Q8_0, "gate": Type.Q4_0, "in_proj_qkvz": Type.Q5_1, "in_proj_ba": Type.Q8_0}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
 VARIANTS["gguf-qwen2"][0].pop("head_dim")
 
+DRAFTING = ("gguf-qwen35",)  # have a block that drafts tokens
+
 CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between float32 and float32
 
-ARCHITECTURES = {"mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe",
-                 "gpt_oss": "gpt-oss", "ministral3": "mistral3"}
+ARCHITECTURES = {"mixtral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3",
+                 "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "qwen3_5_text": "qwen35",
+                 "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
 PAIRED = ("llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
@@ -141,7 +167,7 @@ def names_of(config):
     """A function from a parameter's name to the name that the package has for it."""
     name = ARCHITECTURES.get(config.model_type, config.model_type)
     architecture = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}[name]
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + 1)
 
     def gguf_name(parameter):
         found = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
@@ -216,11 +242,13 @@ def joined(key, parts, turns):
     return values[0]
 
 
-def write_metadata(writer, config):
+def write_metadata(writer, config, drafts):
+    """drafts: blocks behind the layers that draft tokens."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers + drafts)
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -241,8 +269,10 @@ def write_metadata(writer, config):
         writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if config.model_type == "qwen3_moe":
+    if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if gguf_hybrids.is_hybrid(config):
+        gguf_hybrids.write_metadata(writer, config, drafts)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -282,41 +312,60 @@ def make_variant(name, spec, types, seed):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     gemma = config.model_type.startswith("gemma")
+    hybrid = gguf_hybrids.is_hybrid(config)
     turns = config.model_type == "gpt_oss"
     architecture, gguf_name = names_of(config)
     writer = gguf.GGUFWriter(path, architecture)
-    write_metadata(writer, config)
+    write_metadata(writer, config, 1 if name in DRAFTING else 0)
+    if name in DRAFTING:
+        gguf_hybrids.write_draft_block(writer, config, gguf_name, generator)
     if config.rope_parameters.get("rope_type") == "llama3":
         frequencies = model.model.rotary_emb.inv_freq
         plain_ones = plain_frequencies(config.rope_parameters, frequencies.numel()).float()
         writer.add_tensor("rope_freqs.weight", (plain_ones / frequencies).numpy())
-    for key, parameter in model.named_parameters():
+    for parameter_name, parameter in model.named_parameters():
+        key = parameter_name
         weight = parameter.detach().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
             key.split(".")[-2]) if config.model_type in PAIRED else None
         if heads:
             weight = paired(weight, heads)
+        moved = gguf_hybrids.Moves(key, config) if hybrid else None
+        if moved:
+            weight = moved.to_file(weight)
         if weight.ndim >= 2 and not key.endswith("bias"):
             values = {}
-            for part, matrix in parts_of(key, weight, turns).items():
+            parts = moved.parts(weight) if moved and moved.pieces else parts_of(key, weight, turns)
+            for part, matrix in parts.items():
                 last = part.split(".")[-2]
                 kind = types.get(last.removesuffix("_proj") if ".experts." in part else last, types[""])
-                if last in ("router", "gate"):
+                if moved and moved.pieces:
+                    kind = types.get(key.split(".")[-2], types[""])
+                if last in ("router", "gate", "shared_expert_gate", "conv1d"):
                     kind = Type.F32
                 matrix = np.ascontiguousarray(matrix)
                 data, value = make_tensor(matrix.reshape(-1, matrix.shape[-1]), kind, generator)
                 writer.add_tensor(gguf_name(part), data.reshape(*matrix.shape[:-1], -1), raw_dtype=kind)
                 values[part] = value.reshape(matrix.shape)
-            value = joined(key, values, turns)
+            value = np.concatenate(list(values.values())) if moved and moved.pieces else joined(
+                key, values, turns)
         else:
-            stored = weight + 1 if gemma else weight
-            value = stored - 1 if gemma else weight
+            offset = gemma or hybrid and key.endswith("norm.weight") and "linear_attn" not in key
+            stored = weight + 1 if offset else weight
+            value = stored - 1 if offset else weight
+            if key.endswith("A_log"):
+                stored = -np.exp(weight)
+            if key.endswith("dt_bias"):
+                key = key.replace("dt_bias", "dt_proj.bias")
             for part, vector in parts_of(key, stored, turns).items():
                 writer.add_tensor(gguf_name(part), np.ascontiguousarray(vector))
-        shuffled.get_parameter(key).data = torch.from_numpy(value.copy())
+        shape = parameter.shape
+        shuffled.get_parameter(parameter_name).data = torch.from_numpy(value.copy()).reshape(shape)
         if heads:
             value = unpaired(value, heads)
-        model.get_parameter(key).data = torch.from_numpy(value.copy())
+        if moved:
+            value = moved.from_file(value)
+        model.get_parameter(parameter_name).data = torch.from_numpy(value.copy()).reshape(shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -326,8 +375,8 @@ def make_variant(name, spec, types, seed):
     chosen, lead = greedy(model, tokens)
     order = float((logits_of(shuffled, tokens) - logits).abs().max()) / largest
     print(f"{name}: largest logit {largest:.3g}, least lead {lead:.3g}, seed {seed}, {path.stat().st_size}"
-          f" bytes; rows of q and k in the file's order {order:.2g}")
-    if config.model_type in PAIRED and order < MISTAKE:
+          f" bytes; rows and inputs in the file's order {order:.2g}")
+    if (config.model_type in PAIRED or hybrid) and order < MISTAKE:
         return "a mistake moves the logits by too little"
     if parity_experts.has_experts(model):
         clear = parity_experts.router_lead(model, tokens)

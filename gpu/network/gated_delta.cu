@@ -99,7 +99,7 @@ __device__ void copy_tile(const GatedDeltaNet& net, const GatedDeltaStep& step, 
   const std::int64_t width = net.qkv_width();
   const int count = static_cast<int>(min(std::int64_t{tile}, step.tokens - first));
   const float* const token = step.room + first * width;
-  const std::int64_t q = head / (net.value_heads / net.key_heads) * net.key_dim;
+  const std::int64_t q = net.key_head_of(head) * net.key_dim;
   const std::int64_t k = net.key_width() + q;
   const std::int64_t v = 2 * net.key_width() + head * net.value_dim + column;
   const int dim = static_cast<int>(net.key_dim);
@@ -487,8 +487,7 @@ __global__ void __launch_bounds__(token_threads, 1)
   }
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t head = blockIdx.x;
-  const std::int64_t of_key = net.value_heads / net.key_heads;
-  const std::int64_t key = head / of_key * net.key_dim;
+  const std::int64_t key = net.key_head_of(head) * net.key_dim;
   const std::int64_t values = 2 * net.key_width() + head * net.value_dim;
 
   HeadRows<key_dim> s(net, head);
@@ -580,7 +579,7 @@ __global__ void __launch_bounds__(token_threads, 1)
       step.next_state[(net.kernel - 2) * width + at] = step.qkv[at];
     }
   };
-  if (head % of_key == 0) {
+  if (net.is_first_of_key_head(head)) {
     keep(key, net.key_dim);
     keep(net.key_width() + key, net.key_dim);
   }

@@ -9,8 +9,8 @@ namespace topkv {
 /// Qwen3.5 have them.
 ///
 /// A token's projection to q, k and v passes a short convolution over the last `kernel` tokens and
-/// SiLU. q and k are then normalised. Each value head has a matrix S [key_dim, value_dim], and a
-/// query head serves value_heads / key_heads consecutive value heads:
+/// SiLU. q and k are then normalised. Each value head has a matrix S [key_dim, value_dim], and
+/// key_head_of(h) names the head of q and of k that serves value head h:
 ///
 ///     S = a S + b k (v - a k^T S)      a, b: the token's decay and learning rate, from 0 to 1
 ///     out = q^T S / sqrt(key_dim)      (eq. 10 of the paper)
@@ -23,6 +23,18 @@ struct GatedDeltaNet {
   std::int64_t key_dim = 0;      ///< elements of a head of q and k
   std::int64_t value_dim = 0;    ///< elements of a head of v
   std::int64_t kernel = 0;       ///< tokens that the convolution sees, 2 or more
+  /// The order of the value heads. false: those of one query head are consecutive. true: the
+  /// first value heads of all query heads come first, then the second ones, and so on.
+  bool tiled = false;
+
+  /// Returns the head of q and of k that serves a value head.
+  constexpr std::int64_t key_head_of(std::int64_t value_head) const {
+    return tiled ? value_head % key_heads : value_head / (value_heads / key_heads);
+  }
+  /// Returns whether a value head is the first of those that its key head serves.
+  constexpr bool is_first_of_key_head(std::int64_t value_head) const {
+    return tiled ? value_head < key_heads : value_head % (value_heads / key_heads) == 0;
+  }
 
   /// Returns the elements of q and k, and of v, of a token.
   constexpr std::int64_t key_width() const { return key_heads * key_dim; }

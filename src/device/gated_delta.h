@@ -8,7 +8,11 @@
 
 namespace topkv {
 
+// What is taken from files. Devices have the first limit alone.
 inline constexpr std::int64_t most_delta_key_dim = 256;
+inline constexpr std::int64_t most_delta_value_dim = 1024;
+inline constexpr std::int64_t most_delta_heads = 4096;
+inline constexpr std::int64_t most_delta_kernel = 64;
 inline constexpr float delta_norm_epsilon = 1e-6F;  // of q and k
 
 /// Floats that a step of `tokens` tokens works in: what the convolution gives, [tokens, qkv_width],

@@ -85,7 +85,8 @@ Reference run_reference(const GatedDeltaNet& net, const DeltaText& text, std::in
       return head;
     };
     for (std::int64_t h = 0; h < net.value_heads; ++h) {
-      const std::int64_t key_head = h / (net.value_heads / net.key_heads);
+      const std::int64_t key_head =
+          net.tiled ? h % net.key_heads : h / (net.value_heads / net.key_heads);
       const auto q = unit(key_head * net.key_dim);
       const auto k = unit(net.key_width() + key_head * net.key_dim);
       const std::int64_t gate = 2 * t * net.value_heads + h;
@@ -321,6 +322,12 @@ std::vector<DeltaCase> delta_cases() {
     add("small", {.key_heads = 2, .value_heads = 4, .key_dim = 16, .value_dim = 20, .kernel = 4});
     add("odd", {.key_heads = 1, .value_heads = 3, .key_dim = 33, .value_dim = 45, .kernel = 2});
     add("wide", {.key_heads = 1, .value_heads = 1, .key_dim = 256, .value_dim = 72, .kernel = 6});
+    add("tiled", {.key_heads = 3,
+                  .value_heads = 6,
+                  .key_dim = 32,
+                  .value_dim = 40,
+                  .kernel = 4,
+                  .tiled = true});
     add("one", {.key_heads = 1, .value_heads = 1, .key_dim = 1, .value_dim = 1, .kernel = 3});
   }
   return all;

@@ -1,31 +1,12 @@
 // A GGUF file: metadata and tensors, and the configuration, the tokenizer and the chat template in
 // it.
-#include <span>
-
-#include "src/core/format/gguf_file.h"
 #include "src/model/config/gguf_config.h"
+#include "tests/fuzz/gguf_use.h"
 #include "tests/fuzz/tokenizer_use.h"
 #include "topkv/chat_template.h"
 #include "topkv/model.h"
 
 namespace fuzz = topkv::fuzz;
-
-namespace {
-
-using Bytes = std::span<const std::byte>;
-
-/// All of a tensor, as what loads it does.
-void read(Bytes tensor, Bytes file, std::string_view name) {
-  const std::byte* const end = file.data() + file.size();
-  fuzz::require(tensor.data() >= file.data() && tensor.data() <= end &&
-                    std::ssize(tensor) <= end - tensor.data(),
-                "a tensor that does not lie within the file", name);
-  unsigned sum = 0;
-  for (const std::byte byte : tensor) sum += static_cast<unsigned>(byte);
-  [[maybe_unused]] volatile const unsigned read = sum;
-}
-
-}  // namespace
 
 FUZZ_TARGET(gguf)(const std::uint8_t* data, std::size_t size) {
   static const fuzz::Folder folder;
@@ -42,8 +23,7 @@ FUZZ_TARGET(gguf)(const std::uint8_t* data, std::size_t size) {
           fuzz::accepts([&] { file.numbers(key); }, beginning);
           fuzz::accepts([&] { file.integers(key); }, beginning);
         }
-        fuzz::require(file.tensors().size() * 24 <= size, "more tensors than the file can name");
-        for (const auto& [name, tensor] : file.tensors()) read(tensor.bytes, file.bytes(tensor.file), name);
+        fuzz::use_tensors(file, size);
         fuzz::accepts([&] { topkv::end_tokens(file); }, beginning);
         fuzz::accepts([&] { topkv::unread_gguf_warning(file); }, beginning);
       },

@@ -54,7 +54,7 @@ void gated_delta_on_host(const GatedDeltaNet& net, const GatedDeltaStep& given) 
     std::copy_n(inputs.of(step.tokens - net.kernel + 1 + j), width, step.next_state + j * width);
   parallel_for(heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t h = begin; h < end; ++h) {
-      const std::int64_t key = h / (heads / net.key_heads) * net.key_dim;
+      const std::int64_t key = net.key_head_of(h) * net.key_dim;
       const std::int64_t matrix = net.matrices_at() + h * net.key_dim * net.value_dim;
       delta_rule({.tokens = step.tokens,
                   .key_dim = net.key_dim,

@@ -248,6 +248,7 @@ ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t l
     const GgufFile file = GgufFile::open(model);
     ModelConfig config = read_config(config_of_gguf(file), model, {}, length);
     config.rope_interleaved = architecture_of(file).interleaved;
+    config.delta.tiled = architecture_of(file).tiled_values;
     RopeScaling& scaling = config.rope_scaling;
     if (auto factors = rope_factors_of_gguf(file, config.rotary_dim / 2); !factors.empty()) {
       scaling.pair_factors = std::move(factors);

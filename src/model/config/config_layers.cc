@@ -44,16 +44,14 @@ std::vector<bool> read_rope_layers(const JsonObject& root, const Family& family,
 
 /// The sizes of Gated DeltaNet layers.
 GatedDeltaNet read_delta(const JsonObject& root, const GatedDeltaNet& missing) {
-  constexpr std::int64_t most_heads = 4096;
-  constexpr std::int64_t most_dim = 1024;  // of v
   const auto size = [&](const char* key, std::int64_t most, std::int64_t value,
                         std::int64_t least = 1) { return root.integer(key, least, most, value); };
   GatedDeltaNet delta;
-  delta.key_heads = size("linear_num_key_heads", most_heads, missing.key_heads);
-  delta.value_heads = size("linear_num_value_heads", most_heads, missing.value_heads);
+  delta.key_heads = size("linear_num_key_heads", most_delta_heads, missing.key_heads);
+  delta.value_heads = size("linear_num_value_heads", most_delta_heads, missing.value_heads);
   delta.key_dim = size("linear_key_head_dim", most_delta_key_dim, missing.key_dim);
-  delta.value_dim = size("linear_value_head_dim", most_dim, missing.value_dim);
-  delta.kernel = size("linear_conv_kernel_dim", 64, missing.kernel, 2);
+  delta.value_dim = size("linear_value_head_dim", most_delta_value_dim, missing.value_dim);
+  delta.kernel = size("linear_conv_kernel_dim", most_delta_kernel, missing.kernel, 2);
   if (delta.value_heads % delta.key_heads != 0) {
     root.fail("linear_num_value_heads",
               fmt::format("a multiple of linear_num_key_heads ({})", delta.key_heads));

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
 #include "src/core/text/printable.h"
+#include "src/device/gated_delta.h"
 #include "src/model/families/gguf_architecture.h"
 #include "topkv/error.h"
 
@@ -21,7 +21,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t most_number = std::int64_t{1} << 40;
-constexpr std::int64_t most_layers = 1000;
 constexpr double most_factor = 1e9;
 
 // Keys of an architecture that are read, or say nothing about the network. Of others there are
@@ -58,6 +57,13 @@ constexpr std::array<std::string_view, 4> expert_keys = {
     "expert_feed_forward_length", "expert_weights_norm", "expert_weights_scale",
     "expert_gating_func"};
 constexpr const char* growth_key = "attention.temperature_scale";
+constexpr const char* shared_expert_key = "expert_shared_feed_forward_length";
+constexpr const char* recurrent_layers_key = "attention.recurrent_layers";
+constexpr const char* sections_key = "rope.dimension_sections";
+constexpr std::array<std::string_view, 9> hybrid_keys = {
+    "ssm.conv_kernel",      "ssm.state_size",     "ssm.group_count",
+    "ssm.time_step_rank",   "ssm.inner_size",     "full_attention_interval",
+    "nextn_predict_layers", recurrent_layers_key, sections_key};
 constexpr const char* sliding_base_key = "rope.freq_base_swa";
 constexpr const char* score_cap_key = "attn_logit_softcapping";
 constexpr const char* final_cap_key = "final_logit_softcapping";
@@ -75,6 +81,7 @@ bool has_windows(const Family& family) {
          family.sliding == Family::Sliding::all_layers;
 }
 bool has_sliding_rope(const Family& family) { return family.sliding_rope_theta > 0; }
+bool is_hybrid(const Family& family) { return family.delta.key_heads > 0; }
 
 /// name: a key of the metadata, behind the architecture's name.
 bool is_read(const Family& family, std::string_view name) {
@@ -82,6 +89,8 @@ bool is_read(const Family& family, std::string_view name) {
   if (family.mixture.experts > 0 && std::ranges::find(expert_keys, name) != expert_keys.end()) {
     return true;
   }
+  if (family.mixture.shared > 0 && name == shared_expert_key) return true;
+  if (is_hybrid(family) && std::ranges::find(hybrid_keys, name) != hybrid_keys.end()) return true;
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
   if (family.query_growth && name == growth_key) return true;
@@ -120,7 +129,8 @@ class Translator {
       : file_(file),
         architecture_(architecture_of(file)),
         family_(architecture_.family()),
-        prefix_(std::string(architecture_.name) + ".") {}
+        prefix_(std::string(architecture_.name) + "."),
+        blocks_(blocks_of(file, architecture_)) {}
 
   Json read() {
     refuse_other_networks();
@@ -147,15 +157,16 @@ class Translator {
     config_["num_attention_heads"] = heads;
     config_["num_key_value_heads"] = kv_heads;
     config_["head_dim"] = head_dim_;
-    config_["num_hidden_layers"] = file_.integer(prefix_ + "block_count", 1, most_layers);
-    config_["intermediate_size"] = size("feed_forward_length");
+    config_["num_hidden_layers"] = blocks_.layers;
+    read_mlp();
     config_["max_position_embeddings"] = size("context_length");
     config_["rms_norm_eps"] = file_.number(prefix_ + "attention.layer_norm_rms_epsilon", 0, 1);
     config_["vocab_size"] = vocabulary();
     config_["tie_word_embeddings"] = !has_tensor("output.weight");
+    if (is_hybrid(family_)) read_recurrences();
     if (family_.reads_attention_bias) {
-      config_["attention_bias"] =
-          has_tensor("blk.0.attn_q.bias") || has_tensor("blk.0.attn_qkv.bias");
+      const std::string at = fmt::format("blk.{}.attn_q", first_attention_layer());
+      config_["attention_bias"] = has_tensor(at + ".bias") || has_tensor(at + "kv.bias");
     }
     if (family_.reads_mlp_bias) config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
     read_rope();
@@ -181,16 +192,111 @@ class Translator {
     if (!family_.query_growth && file_.number(temperature, -most_factor, most_factor, 0) != 0) {
       file_.unsupported(temperature, "queries whose scale is that of all positions");
     }
-    const std::string sections = prefix_ + "rope.dimension_sections";
-    if (file_.has(sections)) file_.unsupported(sections, "RoPE with one position for a token");
+    const std::string sections = prefix_ + sections_key;
+    if (!is_hybrid(family_) && file_.has(sections))
+      file_.unsupported(sections, "RoPE with one position for a token");
     const std::string window = prefix_ + "attention.sliding_window";
     if (architecture_.name == "olmo2" && file_.integer(window, 0, most_number, 0) > 0) {
       file_.unsupported(window, "layers that attend all positions in olmo2");
     }
   }
 
-  /// Names of tensors that the network reads in each layer, as they stand behind "blk.N.".
-  std::set<std::string> names_in_layer() const {
+  void read_mlp() {
+    const std::string key = prefix_ + "feed_forward_length";
+    // A mixture with an expert that all tokens share has it in each layer.
+    if (family_.mixture.shared == 0 || file_.has(key)) {
+      config_["intermediate_size"] = size("feed_forward_length");
+    } else {
+      config_["intermediate_size"] = size("expert_feed_forward_length");
+    }
+  }
+
+  /// The sizes of Gated DeltaNet layers, and which layers they are.
+  void read_recurrences() {
+    const auto number = [&](const char* key, std::int64_t low, std::int64_t high) {
+      return file_.integer(prefix_ + key, low, high);
+    };
+    const std::int64_t key_heads = number("ssm.group_count", 1, most_delta_heads);
+    const std::int64_t value_heads = number("ssm.time_step_rank", 1, most_delta_heads);
+    if (value_heads % key_heads != 0) {
+      file_.fail(prefix_ + "ssm.time_step_rank",
+                 fmt::format("a multiple of the {} heads of keys (ssm.group_count)", key_heads));
+    }
+    const std::int64_t values = number("ssm.inner_size", 1, value_heads * most_delta_value_dim);
+    if (values % value_heads != 0) {
+      file_.fail(
+          prefix_ + "ssm.inner_size",
+          fmt::format("a multiple of the {} heads of values (ssm.time_step_rank)", value_heads));
+    }
+    config_["linear_num_key_heads"] = key_heads;
+    config_["linear_num_value_heads"] = value_heads;
+    config_["linear_key_head_dim"] = number("ssm.state_size", 1, most_delta_key_dim);
+    config_["linear_value_head_dim"] = values / value_heads;
+    config_["linear_conv_kernel_dim"] = number("ssm.conv_kernel", 2, most_delta_kernel);
+    recurrent_ = recurrent_layers();
+    Json types = Json::array();
+    for (const bool is : recurrent_) types.push_back(is ? "linear_attention" : "full_attention");
+    config_["layer_types"] = types;
+  }
+
+  std::vector<bool> recurrent_layers() const {
+    const auto layers = static_cast<std::size_t>(blocks_.layers);
+    const std::string key = prefix_ + recurrent_layers_key;
+    if (!file_.has(key)) {
+      const std::int64_t interval =
+          file_.integer(prefix_ + "full_attention_interval", 1, most_number, 4);
+      std::vector<bool> recurrent;
+      for (std::int64_t l = 1; l <= blocks_.layers; ++l) recurrent.push_back(l % interval != 0);
+      if (blocks_.layers < interval) {
+        file_.fail(
+            prefix_ + "full_attention_interval",
+            fmt::format("1 to the number of layers ({}): one layer of full attention, or more",
+                        blocks_.layers));
+      }
+      return recurrent;
+    }
+    std::vector<bool> recurrent = file_.flags(key);
+    if (recurrent.size() != layers + static_cast<std::size_t>(blocks_.drafts)) {
+      file_.fail(key, fmt::format("a flag for each of the {} blocks (block_count)",
+                                  blocks_.layers + blocks_.drafts));
+    }
+    recurrent.resize(layers);
+    if (std::ranges::find(recurrent, false) == recurrent.end())
+      file_.fail(key, "one layer of full attention, or more");
+    return recurrent;
+  }
+
+  /// The first that is not a recurrence.
+  std::int64_t first_attention_layer() const {
+    return std::ranges::find(recurrent_, false) - recurrent_.begin();
+  }
+
+  /// Sections divide pairs of RoPE among positions of time, height, width and one more. The first
+  /// three are a text's one position (interleaved multimodal RoPE of Qwen3-VL).
+  void check_sections() const {
+    const std::string key = prefix_ + sections_key;
+    if (!file_.has(key)) return;
+    const auto wrong = [&] {
+      file_.fail(key, fmt::format("three or four numbers from 0 on that give a position to each of "
+                                  "the {} pairs that RoPE turns",
+                                  rotary_dim_ / 2));
+    };
+    const std::vector<std::int64_t> sections = file_.integers(key);
+    if (sections.size() < 3 || sections.size() > 4) wrong();
+    std::int64_t sum = 0;
+    for (const std::int64_t one : sections) {
+      if (one < 0 || one > most_number) wrong();
+      sum += one;
+    }
+    if (sum == 0) wrong();
+    for (std::int64_t pair = 0; pair < rotary_dim_ / 2; ++pair) {
+      const std::int64_t at = pair % sum;
+      if (at >= 3 * sections[static_cast<std::size_t>(at % 3)]) wrong();
+    }
+  }
+
+  /// Names of tensors that the network reads in a layer, as they stand behind "blk.N.".
+  std::set<std::string> names_in_layer(bool recurrent) const {
     std::set<std::string> names;
     const auto add = [&](std::string_view name, bool has_bias) {
       for (const char* kind : matrix_kinds) names.insert(fmt::format("{}{}", name, kind));
@@ -198,9 +304,15 @@ class Translator {
     };
     const bool attention_bias = config_.value("attention_bias", false);
     const bool qkv_bias = family_.always_qkv_bias || attention_bias;
-    for (const auto& [ours, name] : architecture_.norms)
-      names.insert(fmt::format("{}.weight", name));
+    const auto has = [&](std::string_view ours) {
+      return !recurrent || !ours.starts_with("self_attn.");
+    };
+    for (const auto& [ours, name] : architecture_.norms) {
+      if (has(ours)) names.insert(fmt::format("{}.weight", name));
+    }
+    if (recurrent) add_delta(names);
     for (const auto& [ours, name] : gguf_projections()) {
+      if (!has(ours)) continue;
       if (ours == "self_attn.o_proj") {
         add(name, attention_bias && !family_.never_o_bias);
       } else if (ours.starts_with("self_attn.")) {
@@ -215,12 +327,26 @@ class Translator {
     add(gguf_router, expert_bias);
     add(gguf_gate_up_experts, expert_bias);
     for (const std::string_view name : gguf_experts()) add(name, expert_bias);
-    const auto experts = config_["num_local_experts"].get<std::int64_t>();
+    if (family_.mixture.shared > 0) {
+      for (const auto& [ours, name] : gguf_shared_expert()) add(name, false);
+    }
     for (const auto& [ours, name] : gguf_projections()) {
       if (!ours.starts_with("mlp.")) continue;
-      for (std::int64_t e = 0; e < experts; ++e) add(gguf_expert(name, e), false);
+      for (std::int64_t e = 0; e < experts_; ++e) add(gguf_expert(name, e), false);
     }
     return names;
+  }
+
+  void add_delta(std::set<std::string>& names) const {
+    for (const auto& [ours, name] : gguf_delta()) {
+      const bool fused = ours.ends_with("_qkvz.weight") || ours.ends_with("_ba.weight");
+      const bool apart = ours.ends_with("_b.weight") || ours.ends_with("_a.weight");
+      if (family_.fused_delta ? apart : fused) continue;
+      names.emplace(name);
+      if (!ours.ends_with("_proj.weight") && ours.find(".in_proj_") == ours.npos) continue;
+      const std::string_view matrix = name.substr(0, name.rfind('.'));
+      for (const char* kind : matrix_kinds) names.insert(fmt::format("{}{}", matrix, kind));
+    }
   }
 
   /// What the network would not read belongs to another one: a bias, a norm, more layers.
@@ -232,22 +358,19 @@ class Translator {
     } else if (!has_sliding_rope(family_)) {
       whole.insert(rope_factors);
     }
-    const std::set<std::string> in_layer = names_in_layer();
-    const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
+    const std::set<std::string> in_attention = names_in_layer(false);
+    const std::set<std::string> in_recurrence =
+        recurrent_.empty() ? std::set<std::string>() : names_in_layer(true);
     const auto is_read = [&](std::string_view name) {
-      constexpr std::string_view block = "blk.";
-      if (!name.starts_with(block)) return whole.contains(name);
-      const std::size_t dot = name.find('.', block.size());
-      if (dot == name.npos) return false;
-      const std::string_view number = name.substr(block.size(), dot - block.size());
-      std::int64_t layer = -1;
-      const auto [end, error] =
-          std::from_chars(number.data(), number.data() + number.size(), layer);
-      return error == std::errc() && end == number.data() + number.size() && layer >= 0 &&
-             layer < layers && number == fmt::to_string(layer) &&
-             in_layer.contains(std::string(name.substr(dot + 1)));
+      if (!name.starts_with("blk.")) return whole.contains(name);
+      const auto block = block_of(name);
+      if (!block || *block >= blocks_.layers) return false;
+      const bool recurrent = !recurrent_.empty() && recurrent_[static_cast<std::size_t>(*block)];
+      return (recurrent ? in_recurrence : in_attention)
+          .contains(std::string(name.substr(name.find('.', 4) + 1)));
     };
     for (const auto& [name, tensor] : file_.tensors()) {
+      if (is_draft(name)) continue;
       if (is_read(name)) {
         refuse_same_weights(name);
         continue;
@@ -255,14 +378,22 @@ class Translator {
       throw Unsupported(fmt::format(
           "{}: has tensor {}, which topkv does not read in a network of architecture {} with {} "
           "layers; expected a model without it",
-          path_text(file_.path()), printable_beginning(name), architecture_.name, layers));
+          path_text(file_.path()), printable_beginning(name), architecture_.name, blocks_.layers));
     }
+  }
+
+  /// Whether a tensor belongs to a block that drafts tokens.
+  bool is_draft(std::string_view name) const {
+    const auto block = block_of(name);
+    return block && *block >= blocks_.layers && *block < blocks_.layers + blocks_.drafts;
   }
 
   /// Weights that are there in two layouts, of which one would not be read.
   void refuse_same_weights(std::string_view name) const {
-    constexpr std::array<std::pair<std::string_view, std::string_view>, 4> layouts = {
+    constexpr std::array<std::pair<std::string_view, std::string_view>, 6> layouts = {
         {{".attn_qkv.", ".attn_q."},
+         {".attn_qkv.", ".ssm_in."},
+         {".attn_gate.", ".ssm_in."},
          {".ffn_gate_up_exps.", ".ffn_gate_exps."},
          {".ffn_gate_up_exps.", ".ffn_gate.0."},
          {".ffn_gate_exps.", ".ffn_gate.0."}}};
@@ -318,6 +449,7 @@ class Translator {
     only_one("scaling.yarn_ext_factor", 1);
     if (!family_.query_growth) only_one("scaling.yarn_log_multiplier", 0);
     if (family_.partial_rotary) read_rotary_part();
+    if (is_hybrid(family_)) check_sections();
     if (family_.longrope_only) {
       if (type != "none" && type != "longrope") {
         file_.unsupported(type_key, fmt::format("\"longrope\" in {}", architecture_.name));
@@ -429,13 +561,21 @@ class Translator {
   void read_experts() {
     constexpr std::int64_t most_experts = 1024;
     const std::int64_t experts = file_.integer(prefix_ + "expert_count", 1, most_experts);
-    config_["num_local_experts"] = experts;
+    const auto& own = family_.own_keys;
+    const bool local = std::ranges::find(own, "num_local_experts") != own.end();
+    config_[local ? "num_local_experts" : "num_experts"] = experts;
+    experts_ = experts;
     config_["num_experts_per_tok"] = file_.integer(prefix_ + "expert_used_count", 1, experts);
     const std::string length = prefix_ + "expert_feed_forward_length";
     const bool has_own_key = family_.mixture.intermediate_size > 0;
     if (has_own_key || file_.has(length)) {
       const char* key = has_own_key ? "moe_intermediate_size" : "intermediate_size";
       config_[key] = file_.integer(length, 1, most_number);
+    }
+    if (family_.mixture.shared > 0) {
+      config_["shared_expert_intermediate_size"] =
+          file_.integer(prefix_ + shared_expert_key, 1, most_number,
+                        config_["intermediate_size"].get<std::int64_t>());
     }
     const std::string scale = prefix_ + "expert_weights_scale";
     const double factor = file_.number(scale, 0, most_factor, 1);
@@ -493,6 +633,9 @@ class Translator {
   std::string prefix_;
   std::int64_t head_dim_ = 0;
   std::int64_t rotary_dim_ = 0;  // of families that turn a part of a head
+  std::int64_t experts_ = 0;
+  GgufBlocks blocks_;
+  std::vector<bool> recurrent_;  // of each layer; empty: none is
   Json config_ = Json::object();
 };
 
@@ -528,7 +671,7 @@ std::string gguf_chunks_warning(const GgufFile& file) {
   // Qwen2.5-1M and Qwen3-2507 were trained on so many positions.
   constexpr std::int64_t trained = 262144;
   const GgufArchitecture& architecture = architecture_of(file);
-  if (!architecture.model_type.starts_with("qwen")) return {};
+  if (!architecture.model_type.starts_with("qwen") || is_hybrid(architecture.family())) return {};
   const std::string prefix = std::string(architecture.name) + ".";
   const std::int64_t length = file.integer(prefix + "context_length", 1, INT64_MAX);
   if (length <= trained || file.has(prefix + "rope.scaling.type")) return {};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,31 @@ constexpr std::array<GgufName, 4> olmo2_norms = {
 constexpr std::array<GgufName, 2> gpt_oss_norms = {
     {{"input_layernorm", "attn_norm"}, {"post_attention_layernorm", "post_attention_norm"}}};
 
-constexpr std::array<GgufArchitecture, 13> architectures = {
+constexpr std::array<GgufName, 4> hybrid_norms = {
+    {{"input_layernorm", "attn_norm"},
+     {"self_attn.q_norm", "attn_q_norm"},
+     {"self_attn.k_norm", "attn_k_norm"},
+     {"post_attention_layernorm", "post_attention_norm"}}};
+
+constexpr std::array<GgufName, 4> shared_expert = {
+    {{"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
+     {"mlp.shared_expert.up_proj", "ffn_up_shexp"},
+     {"mlp.shared_expert.down_proj", "ffn_down_shexp"},
+     {"mlp.shared_expert_gate", "ffn_gate_inp_shexp"}}};
+
+constexpr std::array<GgufName, 11> delta = {{{"linear_attn.in_proj_qkv.weight", "attn_qkv.weight"},
+                                             {"linear_attn.in_proj_z.weight", "attn_gate.weight"},
+                                             {"linear_attn.in_proj_qkvz.weight", gguf_fused_delta},
+                                             {"linear_attn.in_proj_b.weight", "ssm_beta.weight"},
+                                             {"linear_attn.in_proj_a.weight", "ssm_alpha.weight"},
+                                             {"linear_attn.in_proj_ba.weight", "ssm_ba.weight"},
+                                             {"linear_attn.conv1d.weight", "ssm_conv1d.weight"},
+                                             {"linear_attn.A_log", "ssm_a"},  // -exp of it
+                                             {"linear_attn.dt_bias", "ssm_dt.bias"},
+                                             {"linear_attn.norm.weight", "ssm_norm.weight"},
+                                             {"linear_attn.out_proj.weight", "ssm_out.weight"}}};
+
+constexpr std::array<GgufArchitecture, 16> architectures = {
     {{.name = "llama",
       .model_type = "llama",
       .experts = false,
@@ -123,13 +148,34 @@ constexpr std::array<GgufArchitecture, 13> architectures = {
          .interleaved = false,
          .norms = gemma3_norms,
          .layers_scaled_by_width = 62  // Gemma 3 27B
-     }}};
+     },
+     {.name = "qwen35",
+      .model_type = "qwen3_5",
+      .experts = false,
+      .interleaved = false,
+      .norms = hybrid_norms,
+      .tiled_values = true},
+     {.name = "qwen35moe",
+      .model_type = "qwen3_5_moe",
+      .experts = true,
+      .interleaved = false,
+      .norms = hybrid_norms,
+      .tiled_values = true},
+     {.name = "qwen3next",
+      .model_type = "qwen3_next",
+      .experts = true,
+      .interleaved = false,
+      .norms = hybrid_norms}}};
 
 }  // namespace
 
 std::span<const GgufName> gguf_projections() { return projections; }
 
 std::span<const std::string_view> gguf_experts() { return expert_names; }
+
+std::span<const GgufName> gguf_shared_expert() { return shared_expert; }
+
+std::span<const GgufName> gguf_delta() { return delta; }
 
 std::string gguf_expert(std::string_view projection, std::int64_t expert) {
   return fmt::format("{}.{}", projection, expert);
@@ -152,6 +198,29 @@ const GgufArchitecture& architecture_of(const GgufFile& file) {
   file.unsupported(
       key, fmt::format("{} in GGUF files, and other families in a directory with safetensors",
                        fmt::join(names, ", ")));
+}
+
+GgufBlocks blocks_of(const GgufFile& file, const GgufArchitecture& architecture) {
+  constexpr std::int64_t most_layers = 1000;
+  const std::string prefix = std::string(architecture.name) + ".";
+  GgufBlocks blocks;
+  blocks.layers = file.integer(prefix + "block_count", 1, most_layers);
+  if (architecture.family().delta.key_heads == 0) return blocks;
+  blocks.drafts = file.integer(prefix + "nextn_predict_layers", 0, blocks.layers - 1, 0);
+  blocks.layers -= blocks.drafts;
+  return blocks;
+}
+
+std::optional<std::int64_t> block_of(std::string_view tensor) {
+  constexpr std::string_view block = "blk.";
+  if (!tensor.starts_with(block)) return {};
+  const std::size_t dot = tensor.find('.', block.size());
+  if (dot == tensor.npos) return {};
+  const std::string_view number = tensor.substr(block.size(), dot - block.size());
+  std::int64_t found = -1;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), found);
+  if (error != std::errc() || found < 0 || number != fmt::to_string(found)) return {};
+  return found;
 }
 
 }  // namespace topkv

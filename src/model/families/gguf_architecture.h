@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,6 +34,9 @@ struct GgufArchitecture {
   bool yarn_truncates = true;
   std::int64_t window =
       0;  ///< a missing attention.sliding_window, if some layers have one; 0: none
+  /// GatedDeltaNet::tiled: the order in which llama.cpp's converter puts value heads, with the rows
+  /// of qkv, z, b and a, and the inputs of the output projection.
+  bool tiled_values = false;
 
   const Family& family() const { return *find_family(model_type); }
 };
@@ -51,9 +55,26 @@ inline constexpr std::string_view gguf_gate_up_experts = "ffn_gate_up_exps";
 /// A projection ("ffn_up") of one expert, as files of before April 2024 have it: "ffn_up.3".
 std::string gguf_expert(std::string_view projection, std::int64_t expert);
 inline constexpr std::string_view gguf_router = "ffn_gate_inp";
+/// The expert that all tokens share, and its gate: names as gguf_projections has them.
+std::span<const GgufName> gguf_shared_expert();
+/// The tensors of a Gated DeltaNet layer, with their endings. b and a are two tensors, or one if
+/// Family::fused_delta; so are qkv and z in old files.
+std::span<const GgufName> gguf_delta();
+inline constexpr std::string_view gguf_fused_delta = "ssm_in.weight";
 inline constexpr std::string_view gguf_sinks = "attn_sinks";
 
 /// Throws FileError, Unsupported naming those that topkv runs.
 const GgufArchitecture& architecture_of(const GgufFile& file);
+
+/// The layers of a model, and the blocks behind them that draft tokens (MTP), which topkv leaves
+/// out. Blocks are numbered through.
+struct GgufBlocks {
+  std::int64_t layers = 0;
+  std::int64_t drafts = 0;
+};
+/// Throws FileError for numbers that cannot be.
+GgufBlocks blocks_of(const GgufFile& file, const GgufArchitecture& architecture);
+/// The number of the block that a tensor belongs to ("blk.3.ffn_up.weight": 3); nothing: none.
+std::optional<std::int64_t> block_of(std::string_view tensor);
 
 }  // namespace topkv

@@ -57,12 +57,15 @@ std::string gguf_name(const GgufArchitecture& architecture, std::string_view nam
   const std::string_view part = in_layer ? in_layer->part : name;
   if (in_layer && part == "self_attn.sinks")
     return fmt::format("blk.{}.{}.weight", in_layer->layer, gguf_sinks);
+  if (const auto delta = renamed(gguf_delta(), part); in_layer && !delta.empty())
+    return fmt::format("blk.{}.{}", in_layer->layer, delta);
   const std::size_t last = part.rfind('.');
   const std::string_view module = part.substr(0, last);
   const std::string_view kind = part.substr(last);
   if (!in_layer) return fmt::format("{}{}", renamed(whole_names, module), kind);
   std::string_view found = renamed(gguf_projections(), module);
   if (found.empty()) found = renamed(architecture.norms, module);
+  if (found.empty()) found = renamed(gguf_shared_expert(), module);
   if (architecture.experts && module == architecture.family().mixture.router) found = gguf_router;
   return fmt::format("blk.{}.{}{}", in_layer->layer, found, kind);
 }
@@ -249,7 +252,9 @@ class GgufCheckpoint : public Checkpoint {
   }
 
   void check_finite() const override {
+    const std::int64_t layers = blocks_of(file_, architecture_).layers;
     for (const auto& [name, tensor] : file_.tensors()) {
+      if (block_of(name).value_or(0) >= layers) continue;  // is not read
       if (const auto dtype = plain_type(*tensor.type))
         topkv::check_finite(tensor.bytes.data(), *dtype, tensor.shape, what_of(name));
     }
@@ -298,10 +303,11 @@ class GgufCheckpoint : public Checkpoint {
     const std::string at = fmt::format("{}.attention.head_count", architecture_.name);
     const std::int64_t heads = file_.integer(at, 1, INT32_MAX);
     const std::int64_t kv_heads = file_.integer(at + "_kv", 1, INT32_MAX, heads);
+    const std::int64_t in_q = architecture_.family().output_gate ? 2 : 1;  // q and its gate
     if (part.starts_with("q.")) {
-      return MatrixRows{0, count, count / heads * (heads + 2 * kv_heads)};
+      return MatrixRows{0, count, count + 2 * (count / (in_q * heads) * kv_heads)};
     }
-    const std::int64_t q_rows = count / kv_heads * heads;
+    const std::int64_t q_rows = count / kv_heads * heads * in_q;
     if (part.starts_with("k.")) return MatrixRows{q_rows, count, q_rows + 2 * count};
     if (part.starts_with("v.")) return MatrixRows{q_rows + count, count, q_rows + 2 * count};
     return {};
@@ -382,7 +388,10 @@ class GgufCheckpoint : public Checkpoint {
       throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}",
                                   path_text(source()), name, shown_shape(shape)));
     }
-    if (found->second.shape != shape) {
+    // llama.cpp takes a matrix of one row for a vector.
+    const bool one_row =
+        shape.size() == 2 && shape.front() == 1 && found->second.shape == std::vector{shape.back()};
+    if (found->second.shape != shape && !one_row) {
       throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}",
                                   path_text(path_of(name)), name, shown_shape(found->second.shape),
                                   shown_shape(shape)));

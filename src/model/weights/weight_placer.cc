@@ -4,14 +4,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <memory>
 #include <numeric>
 #include <utility>
 
+#include "src/core/math/convert.h"
+#include "src/core/math/packed_product.h"
 #include "src/core/text/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
+
+constexpr std::size_t alignment = 256;  // of a packed block
 
 /// Whether the elements of two matrices have one form.
 bool alike(const Matrix& a, const Matrix& b) {
@@ -19,38 +25,12 @@ bool alike(const Matrix& a, const Matrix& b) {
          a.has_offsets == b.has_offsets;
 }
 
-}  // namespace
-
-ExpertMatrices Placer::experts(const ExpertMixture& mixture, const ExpertSource& source) {
-  std::vector<MatrixSource> sources;
-  for (std::int64_t e = 0; e < mixture.experts; ++e) sources.push_back(source(e));
-  make_alike(sources);
-  const std::int64_t before = held_;
-  const std::int64_t bytes = bytes_here(sources.front());
-  const std::int64_t stride = Pieces::rounded(bytes);
-  const std::int64_t at = pieces_.place(mixture.experts * stride);
-  ExpertMatrices all;
-  for (std::int64_t e = 0; e < mixture.experts; ++e) {
-    const Matrix matrix = put(sources[static_cast<std::size_t>(e)], at + e * stride);
-    if (e == 0) all.form = matrix;
-    all.data.push_back(matrix.data);
-  }
-  all.stride = bytes == 0 ? 0 : stride;
-  idle_ += (held_ - before) / mixture.experts * (mixture.experts - mixture.per_token);
-  return all;
+bool alike(const MatrixSource& a, const MatrixSource& b) {
+  return alike(a.form, b.form) && a.order == b.order;
 }
 
-MatrixSource Placer::join(const std::vector<TensorRows>& pieces, std::int64_t in,
-                          WeightFormat format) const {
-  std::vector<MatrixSource> sources;
-  for (const TensorRows& piece : pieces) {
-    sources.push_back(from_.matrix(piece.tensor, piece.rows, in, format));
-    if (alike(sources.back().form, sources.front().form)) continue;
-    throw Unsupported(
-        fmt::format("{}: tensors {} and {} differ in type or in how they are quantised; topkv "
-                    "multiplies them together: convert them to one type",
-                    path_text(from_.source()), pieces.front().tensor, piece.tensor));
-  }
+/// The rows of several matrices of one form, one behind the other.
+MatrixSource joined_rows(std::vector<MatrixSource> sources) {
   MatrixSource all{sources.front().form, {}, sources.front().order};
   all.form.data = nullptr;
   all.form.out_features = 0;
@@ -81,6 +61,94 @@ MatrixSource Placer::join(const std::vector<TensorRows>& pieces, std::int64_t in
     }
   };
   return all;
+}
+
+/// The same values in float32. The codes of a packed one are made at once.
+MatrixSource widened(MatrixSource source) {
+  MatrixSource wide;
+  wide.form = {nullptr, DType::f32, source.form.out_features, source.form.in_features};
+  wide.make = [source = std::move(source)](std::int64_t first, std::int64_t count,
+                                           const PackedRows& to) {
+    Matrix form = source.form;
+    auto* const out = reinterpret_cast<float*>(to.codes);
+    if (!form.packed() && !source.make) {
+      to_float(form.data + first * form.row_bytes(), form.dtype, count * form.in_features, out);
+      return;
+    }
+    form.out_features = count;
+    std::vector<std::byte> made(static_cast<std::size_t>(form.bytes()) + alignment);
+    void* begin = made.data();
+    std::size_t room = made.size();
+    auto* const data = static_cast<std::byte*>(
+        std::align(alignment, static_cast<std::size_t>(form.bytes()), begin, room));
+    form.data = data;
+    if (!form.packed()) {
+      source.make(first, count, {data, nullptr, nullptr});
+      to_float(data, form.dtype, count * form.in_features, out);
+      return;
+    }
+    source.make(first, count,
+                {data, reinterpret_cast<float*>(data + form.scales_at()),
+                 form.has_offsets ? reinterpret_cast<float*>(data + form.offsets_at()) : nullptr});
+    if (form.has_order) {
+      std::memcpy(data + form.order_at(), source.order.data(),
+                  source.order.size() * sizeof source.order.front());
+    }
+    unpack_rows(form, 0, count, out);
+  };
+  return wide;
+}
+
+}  // namespace
+
+ExpertMatrices Placer::experts(const ExpertMixture& mixture, const ExpertSource& source) {
+  std::vector<MatrixSource> sources;
+  for (std::int64_t e = 0; e < mixture.experts; ++e) sources.push_back(source(e));
+  make_alike(sources);
+  const std::int64_t before = held_;
+  const std::int64_t bytes = bytes_here(sources.front());
+  const std::int64_t stride = Pieces::rounded(bytes);
+  const std::int64_t at = pieces_.place(mixture.experts * stride);
+  ExpertMatrices all;
+  for (std::int64_t e = 0; e < mixture.experts; ++e) {
+    const Matrix matrix = put(sources[static_cast<std::size_t>(e)], at + e * stride);
+    if (e == 0) all.form = matrix;
+    all.data.push_back(matrix.data);
+  }
+  all.stride = bytes == 0 ? 0 : stride;
+  idle_ += (held_ - before) / mixture.experts * (mixture.experts - mixture.per_token);
+  return all;
+}
+
+std::vector<MatrixSource> Placer::sources(const std::vector<TensorRows>& pieces, std::int64_t in,
+                                          WeightFormat format) const {
+  std::vector<MatrixSource> sources;
+  for (const TensorRows& piece : pieces)
+    sources.push_back(from_.matrix(piece.tensor, piece.rows, in, format));
+  return sources;
+}
+
+MatrixSource Placer::join(const std::vector<TensorRows>& pieces, std::int64_t in,
+                          WeightFormat format) const {
+  std::vector<MatrixSource> all = sources(pieces, in, format);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (alike(all[i], all.front())) continue;
+    throw Unsupported(
+        fmt::format("{}: tensors {} and {} differ in type or in how they are quantised; topkv "
+                    "multiplies them together: convert them to one type",
+                    path_text(from_.source()), pieces.front().tensor, pieces[i].tensor));
+  }
+  return joined_rows(std::move(all));
+}
+
+Matrix Placer::unrounded_joined(const std::vector<TensorRows>& pieces, std::int64_t in) {
+  std::vector<MatrixSource> all = sources(pieces, in, WeightFormat::stored);
+  const bool differ =
+      std::ranges::any_of(all, [&](const MatrixSource& one) { return !alike(one, all.front()); });
+  if (differ) {
+    for (MatrixSource& one : all) one = widened(std::move(one));
+  }
+  return place(joined_rows(std::move(all)));
 }
 
 ExpertMatrices Placer::named_experts(const std::string& at, std::string_view projection,
@@ -159,8 +227,17 @@ Vector Placer::convolution(const std::string& name, std::int64_t channels, std::
 Vector Placer::fading(const std::string& name, std::int64_t size) {
   const std::span<float> values = room_for(size);
   const std::int64_t bytes = from_.vector(name, values);
-  if (device_ != nullptr && !from_.has_whole_vectors())
+  if (device_ == nullptr) return put(values, bytes);
+  if (!from_.has_whole_vectors()) {
     for (float& value : values) value = -std::exp(value);
+  }
+  const auto grows = std::ranges::find_if(values, [](float value) { return value > 0; });
+  if (grows != values.end()) {
+    throw FileError(fmt::format(
+        "{}: decay {} of {} is {}; expected numbers of at most 0 (-exp of A_log), because states "
+        "would grow without bound",
+        path_text(from_.source()), grows - values.begin(), name, *grows));
+  }
   return put(values, bytes);
 }
 

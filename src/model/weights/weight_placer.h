@@ -34,6 +34,8 @@ class Placer {
         progress_(options.progress),
         total_(size.held) {}
 
+  bool has(const std::string& name) const { return from_.has(name); }
+
   WeightsSize size() const { return {pieces_.used(), held_, packed_, embedding_, idle_}; }
 
   Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) {
@@ -61,9 +63,8 @@ class Placer {
   Matrix joined(const std::vector<TensorRows>& pieces, std::int64_t in) {
     return place(join(pieces, in, format_));
   }
-  Matrix unrounded_joined(const std::vector<TensorRows>& pieces, std::int64_t in) {
-    return place(join(pieces, in, WeightFormat::stored));
-  }
+  /// As unrounded. Pieces that differ in form are widened to float32: the matrix is to be small.
+  Matrix unrounded_joined(const std::vector<TensorRows>& pieces, std::int64_t in);
 
   /// A matrix [out, in] of each expert, by the names at + "0." + projection + ".weight" and so on.
   ExpertMatrices named_experts(const std::string& at, std::string_view projection,
@@ -104,6 +105,8 @@ class Placer {
   }
 
  private:
+  std::vector<MatrixSource> sources(const std::vector<TensorRows>& pieces, std::int64_t in,
+                                    WeightFormat format) const;
   /// Throws Unsupported for pieces whose elements differ in form.
   MatrixSource join(const std::vector<TensorRows>& pieces, std::int64_t in,
                     WeightFormat format) const;

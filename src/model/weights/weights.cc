@@ -136,12 +136,31 @@ class RowsByKeyHead {
   std::vector<Placer::TensorRows> rows_;
 };
 
-/// Qwen3-Next has for each key head q and k, then v and z of its value heads; b and a likewise.
+constexpr const char* qkv_name = "in_proj_qkv.weight";
+
+void place_qkv_and_z(Placer& placer, const GatedDeltaNet& net, std::int64_t hidden,
+                     const std::string& at, DeltaWeights& weights) {
+  weights.qkv = placer.matrix(at + qkv_name, net.qkv_width(), hidden);
+  weights.z = placer.matrix(at + "in_proj_z.weight", net.value_width(), hidden);
+}
+
+/// The projections of a family that has fused ones (Qwen3-Next): for each key head q and k, then v
+/// and z of its value heads. b and a are fused likewise. llama.cpp's converter takes q, k, v and z
+/// apart, and leaves b and a together.
 void place_fused_delta(Placer& placer, const GatedDeltaNet& net, std::int64_t hidden,
                        const std::string& at, DeltaWeights& weights) {
   const std::int64_t of_head = net.value_heads / net.key_heads;
-  const std::int64_t values = of_head * net.value_dim;
+  const std::string narrow = at + "in_proj_ba.weight";
+  RowsByKeyHead gates(narrow, net.key_heads, 2 * of_head);
+  gates.add(0, of_head);
+  gates.add(of_head, of_head);
+  weights.gates = placer.unrounded_joined(gates.take(), hidden);
   const std::string wide = at + "in_proj_qkvz.weight";
+  if (!placer.has(wide) && placer.has(at + qkv_name)) {
+    place_qkv_and_z(placer, net, hidden, at, weights);
+    return;
+  }
+  const std::int64_t values = of_head * net.value_dim;
   RowsByKeyHead rows(wide, net.key_heads, 2 * (net.key_dim + values));
   rows.add(0, net.key_dim);
   rows.add(net.key_dim, net.key_dim);
@@ -149,11 +168,6 @@ void place_fused_delta(Placer& placer, const GatedDeltaNet& net, std::int64_t hi
   weights.qkv = placer.joined(rows.take(), hidden);
   rows.add(2 * net.key_dim + values, values);
   weights.z = placer.joined(rows.take(), hidden);
-  const std::string narrow = at + "in_proj_ba.weight";
-  RowsByKeyHead gates(narrow, net.key_heads, 2 * of_head);
-  gates.add(0, of_head);
-  gates.add(of_head, of_head);
-  weights.gates = placer.unrounded_joined(gates.take(), hidden);
 }
 
 /// at: "model.layers.0.linear_attn."
@@ -165,8 +179,7 @@ DeltaWeights place_delta(Placer& placer, const ModelConfig& config, const Family
   if (family.fused_delta) {
     place_fused_delta(placer, net, hidden, at, weights);
   } else {
-    weights.qkv = placer.matrix(at + "in_proj_qkv.weight", net.qkv_width(), hidden);
-    weights.z = placer.matrix(at + "in_proj_z.weight", net.value_width(), hidden);
+    place_qkv_and_z(placer, net, hidden, at, weights);
     const MatrixRows all{0, net.value_heads, net.value_heads};
     weights.gates = placer.unrounded_joined(
         {{{at + "in_proj_b.weight", all}, {at + "in_proj_a.weight", all}}}, hidden);
