@@ -10,24 +10,16 @@
 // The device is the host unless named. Weights may be random (tools/make_random_checkpoint.py).
 #include <fmt/format.h>
 
-#include <charconv>
-#include <cstring>
 #include <fstream>
 #include <optional>
 #include <string>
 
 #include "bench/machine.h"
+#include "bench/model_flags.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 
 namespace {
-
-std::int64_t number(const char* text) {
-  std::int64_t value = 0;
-  const char* end = text + std::strlen(text);
-  if (std::from_chars(text, end, value).ptr == end && value > 0) return value;
-  throw topkv::InvalidArgument(fmt::format("'{}' is not a number from 1", text));
-}
 
 /// VmHWM and the like of this process, in GiB.
 double status_gib(const std::string& name) {
@@ -38,58 +30,11 @@ double status_gib(const std::string& name) {
   return 0;
 }
 
-struct Flags {
-  std::string directory;
-  std::string device = "cpu";
-  std::string index = "exact";
-  std::int64_t gpu_memory = 0;
-  topkv::LoadOptions load;
-  topkv::PrefillOptions prefill;
-  std::vector<std::int64_t> lengths;
-};
-
-topkv::Prefill mode_of(const std::string& name) {
-  if (name == "window") return topkv::Prefill::window;
-  if (name == "dense") return topkv::Prefill::dense;
-  throw topkv::InvalidArgument(fmt::format("--prefill {}: expected window or dense", name));
-}
-
-Flags flags_of(int argc, char** argv) {
-  Flags flags;
-  flags.prefill.attention.mode = topkv::Prefill::window;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const auto is = [&](const char* name) { return argument == name && i + 1 < argc; };
-    if (is("--device")) {
-      flags.device = argv[++i];
-    } else if (is("--gpu-mem")) {
-      flags.gpu_memory = number(argv[++i]) << 30;
-    } else if (is("--mem")) {
-      flags.prefill.memory_budget = number(argv[++i]) << 30;
-    } else if (is("--index")) {
-      flags.index = argv[++i];
-    } else if (is("--weights")) {
-      flags.load.weights = topkv::parse_weight_format(argv[++i]);
-    } else if (is("--kv-dtype")) {
-      flags.prefill.kv_dtype = topkv::KvDType::parse(argv[++i]);
-    } else if (is("--prefill")) {
-      flags.prefill.attention.mode = mode_of(argv[++i]);
-    } else if (flags.directory.empty()) {
-      flags.directory = argument;
-    } else {
-      flags.lengths.push_back(number(argv[i]));
-    }
-  }
-  if (flags.directory.empty()) flags.directory = "models/needle-14m";
-  if (flags.lengths.empty()) flags.lengths = {4096, 16384, 65536, 262144};
-  return flags;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
   constexpr double gib = 1 << 30;
-  const Flags flags = flags_of(argc, argv);
+  const bench::ModelFlags flags = bench::model_flags(argc, argv, {4096, 16384, 65536, 262144});
   const topkv::Device device = topkv::Device::open(flags.device, flags.gpu_memory);
   const topkv::DevicePlan plan =
       topkv::Model::plan(flags.directory, device, flags.prefill, {}, flags.load.weights);
@@ -109,10 +54,7 @@ int main(int argc, char** argv) try {
              "rows GiB");
   const topkv::RetrievalOptions options = {.index = flags.index};
   for (const std::int64_t length : flags.lengths) {
-    std::vector<topkv::Token> tokens(static_cast<std::size_t>(length));
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      tokens[i] = static_cast<topkv::Token>(2 + i * 2654435761U % (model.config().vocab_size - 2));
-    }
+    const auto tokens = bench::any_tokens(length, model.config().vocab_size);
     topkv::ForwardTimes times;
     std::shared_ptr<const topkv::Context> context;
     const double prefill =
