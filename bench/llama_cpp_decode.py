@@ -1,21 +1,19 @@
 #!/usr/bin/env python3
-"""Decode rate and memory of llama.cpp (llama-cpp-python of PyPI, built for this machine) on a GGUF
-file, behind contexts of random tokens, for comparison with `rates_bench FILE.gguf TOKENS`.
+"""Prefill and decode rates of llama.cpp (xllamacpp of PyPI) on a GGUF file, behind contexts of random
+tokens, for comparison with `rates_bench FILE.gguf TOKENS`.
 
-    CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python
+    pip install xllamacpp
     python bench/llama_cpp_decode.py FILE.gguf 8192 --threads 2
 
-Prints a line of JSON for each context.
+Prints a line of JSON for each context. The rates are llama.cpp's own.
 """
 
 import argparse
 import json
 import resource
-import statistics
-import time
 
-import llama_cpp
 import numpy
+import xllamacpp
 
 
 def main():
@@ -23,28 +21,30 @@ def main():
     parser.add_argument("file")
     parser.add_argument("contexts", type=int, nargs="+")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=32, help="decoded, each timed; the median counts")
+    parser.add_argument("--tokens", type=int, default=32, help="decoded")
+    parser.add_argument("--vocabulary", type=int, default=32000, help="tokens to draw from")
     arguments = parser.parse_args()
     for context in arguments.contexts:
-        model = llama_cpp.Llama(
-            arguments.file, n_ctx=context + arguments.tokens + 8, n_threads=arguments.threads,
-            n_threads_batch=arguments.threads, flash_attn=True, verbose=False)
-        tokens = numpy.random.default_rng(0).integers(1000, model.n_vocab() - 1000, context)
-        start = time.perf_counter()
-        model.eval(tokens.tolist())
-        prefill = time.perf_counter() - start
-        times = []
-        for token in range(arguments.tokens):
-            start = time.perf_counter()
-            model.eval([2000 + token])
-            times.append(time.perf_counter() - start)
-        seconds = statistics.median(times)
+        params = xllamacpp.CommonParams()
+        params.model.path = arguments.file
+        params.n_ctx = context + arguments.tokens + 64
+        params.n_parallel = 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = arguments.threads
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.warmup = False
+        server = xllamacpp.Server(params)
+        tokens = numpy.random.default_rng(0).integers(1000, arguments.vocabulary, context)
+        answer = server.handle_completions({
+            "prompt": tokens.tolist(), "n_predict": arguments.tokens, "ignore_eos": True,
+            "temperature": 0, "cache_prompt": False})
+        timings = answer["timings"]
         print(json.dumps({
-            "context": context, "prefill_tokens_per_second": context / prefill,
-            "decode_tokens_per_second": 1 / seconds, "ms_per_token": 1e3 * seconds,
+            "context": timings["prompt_n"], "prefill_tokens_per_second": timings["prompt_per_second"],
+            "decode_tokens_per_second": timings["predicted_per_second"],
+            "ms_per_token": timings["predicted_per_token_ms"],
             "host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
         }), flush=True)
-        del model
+        del server
 
 
 if __name__ == "__main__":
