@@ -83,18 +83,21 @@ int main(int argc, char** argv) try {
     const auto in_folder = [&](const char* name) { return (folder.path / name).string(); };
     topkv::save_context(*context, in_folder("text.tkv"));
     topkv::save_context(*session->own_rows(), in_folder("turns.tkv"));
-    session.reset();
-    context.reset();
-    const double loading = bench::seconds_of([&] {
-      context = topkv::load_context(in_folder("text.tkv"), {.device = device}).context;
-      context = context->ready_for(options, {}, device);
-      session.emplace(context, options, device);
-      session->resume(*topkv::load_context(in_folder("turns.tkv")).context);
-    });
-    const double next = first_token(model, *session, question);
-    row(fmt::format("fourth turn, text and turns from files ({:.3f} s of it)", loading), question,
-        loading + next);
-    std::fflush(stdout);
+    for (const bool mapped : {false, true}) {
+      session.reset();
+      context.reset();
+      const double loading = bench::seconds_of([&] {
+        context = topkv::load_context(in_folder("text.tkv"), {.mapped = mapped, .device = device})
+                      .context;
+        context = context->ready_for(options, {}, device);
+        session.emplace(context, options, device);
+        session->resume(*topkv::load_context(in_folder("turns.tkv")).context);
+      });
+      const double next = first_token(model, *session, question);
+      row(fmt::format("fourth turn, {} ({:.3f} s of it)",
+                      mapped ? "rows left in a file" : "rows read from a file", loading),
+          question, loading + next);
+    }
   }
 } catch (const topkv::Error& error) {
   fmt::print(stderr, "turns_bench: {}\n", error.what());
