@@ -7,7 +7,8 @@ package cannot make (q2_K to q6_K, iq4) are random bytes with scales that give w
 size. Tensors have the names that the package's own table gives them. As llama.cpp's converter does,
 rows of q and k are put into another order for "llama", "mistral3" and "smollm3", the scaling of Llama 3.1's
 RoPE is told by the tensor rope_freqs.weight, norms of Gemma have 1 added, and experts are stacked,
-gate and up apart. gguf_hybrids.py has what the converter does to Qwen's hybrids. Gemma 3's file
+gate and up apart. gguf_hybrids.py has what the converter does to Qwen's hybrids, and
+gguf_recurrences.py what it does to other ones. Gemma 3's file
 does not say which layers slide, nor with which RoPE; gpt-oss's does not say that YaRN's bounds are
 not rounded.
 
@@ -31,6 +32,7 @@ import transformers
 from gguf import GGMLQuantizationType as Type
 
 import gguf_hybrids
+import gguf_recurrences
 import parity_experts
 from make_parity_fixtures import (MISTAKE, OUT, greedy, load, logits_of, write_checkpoint,
                                   write_reference)
@@ -142,6 +144,33 @@ VARIANTS = {
                                      num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
                                      shared_expert_intermediate_size=32, rope_parameters=HYBRID_ROPE),
                        {"": Type.Q8_0, "gate": Type.Q4_0, "in_proj_qkvz": Type.Q5_1, "in_proj_ba": Type.Q8_0}),
+    "gguf-lfm2": (COMMON | dict(model_type="lfm2", hidden_size=64, head_dim=32, num_hidden_layers=4, intermediate_size=64,
+                                block_auto_adjust_ff_dim=False, tie_word_embeddings=True, norm_eps=1e-4,
+                                layer_types=["conv", "conv", "full_attention", "conv"],
+                                rope_parameters=theta(1000.0)),
+                  {"": Type.Q8_0, "in_proj": Type.Q5_0, "w2": Type.Q5_1}),
+    # Two groups of heads, without RoPE; and a mixture beside the MLP, with RoPE.
+    "gguf-granite-h": (COMMON | dict(model_type="granitemoehybrid", hidden_size=64, num_hidden_layers=3,
+                                     intermediate_size=64, shared_intermediate_size=64, num_local_experts=0,
+                                     num_experts_per_tok=0, mamba_n_heads=4, mamba_d_head=32, mamba_expand=2,
+                                     mamba_n_groups=2, mamba_d_state=16, embedding_multiplier=3.0,
+                                     attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.5,
+                                     layer_types=["mamba", "mamba", "attention"],
+                                     rope_parameters=theta(10000.0)),
+                       {"": Type.Q8_0, "in_proj": Type.Q5_1, "input_linear": Type.Q5_0}),
+    "gguf-granite-h-moe": (COMMON | dict(model_type="granitemoehybrid", hidden_size=64, num_hidden_layers=2,
+                                         intermediate_size=32, shared_intermediate_size=64,
+                                         num_local_experts=4, num_experts_per_tok=2, mamba_n_heads=4,
+                                         mamba_d_head=32, mamba_expand=2, mamba_n_groups=1, mamba_d_state=16,
+                                         residual_multiplier=0.5, position_embedding_type="rope",
+                                         layer_types=["mamba", "attention"], rope_parameters=theta(10000.0)),
+                           {"": Type.Q8_0, "gate": Type.Q5_0, "up": Type.Q5_1, "down": Type.Q4_0}),
+    "gguf-nemotron-h": (COMMON | dict(model_type="nemotron_h", hidden_size=64, intermediate_size=64,
+                                      layers_block_type=["mamba", "mlp", "mamba", "mamba", "mlp", "attention",
+                                                         "mlp"],
+                                      layer_norm_epsilon=1e-4, mamba_num_heads=4, mamba_head_dim=24,
+                                      n_groups=2, ssm_state_size=16, conv_kernel=4),
+                        {"": Type.Q8_0, "in_proj": Type.Q5_0, "down_proj": Type.Q5_1}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
@@ -153,8 +182,9 @@ CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between fl
 
 ARCHITECTURES = {"mixtral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3",
                  "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "qwen3_5_text": "qwen35",
-                 "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
-PAIRED = ("llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
+                 "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
+                 "granitemoehybrid": "granitehybrid"}
+PAIRED = ("granitemoehybrid", "llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
 # so that weights are about 0 on average.
@@ -244,6 +274,8 @@ def joined(key, parts, turns):
 
 def write_metadata(writer, config, drafts):
     """drafts: blocks behind the layers that draft tokens."""
+    if gguf_recurrences.is_kind(config):
+        return gguf_recurrences.write_metadata(writer, config)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers + drafts)
@@ -319,7 +351,9 @@ def make_variant(name, spec, types, seed):
     write_metadata(writer, config, 1 if name in DRAFTING else 0)
     if name in DRAFTING:
         gguf_hybrids.write_draft_block(writer, config, gguf_name, generator)
-    if config.rope_parameters.get("rope_type") == "llama3":
+    turned = getattr(config, "position_embedding_type", "rope") is not None and hasattr(
+        config, "rope_parameters")
+    if turned and config.rope_parameters.get("rope_type") == "llama3":
         frequencies = model.model.rotary_emb.inv_freq
         plain_ones = plain_frequencies(config.rope_parameters, frequencies.numel()).float()
         writer.add_tensor("rope_freqs.weight", (plain_ones / frequencies).numpy())
@@ -330,9 +364,13 @@ def make_variant(name, spec, types, seed):
             key.split(".")[-2]) if config.model_type in PAIRED else None
         if heads:
             weight = paired(weight, heads)
-        moved = gguf_hybrids.Moves(key, config) if hybrid else None
+        other = gguf_recurrences.is_kind(config)
+        moved = gguf_hybrids.Moves(key, config) if hybrid else (
+            gguf_recurrences.Moves(key, config) if other else None)
         if moved:
             weight = moved.to_file(weight)
+        if other:
+            key = moved.name
         if weight.ndim >= 2 and not key.endswith("bias"):
             values = {}
             parts = moved.parts(weight) if moved and moved.pieces else parts_of(key, weight, turns)
@@ -341,7 +379,8 @@ def make_variant(name, spec, types, seed):
                 kind = types.get(last.removesuffix("_proj") if ".experts." in part else last, types[""])
                 if moved and moved.pieces:
                     kind = types.get(key.split(".")[-2], types[""])
-                if last in ("router", "gate", "shared_expert_gate", "conv1d"):
+                if last in ("router", "gate", "shared_expert_gate", "conv1d") or (
+                        other and last in gguf_recurrences.F32):
                     kind = Type.F32
                 matrix = np.ascontiguousarray(matrix)
                 data, value = make_tensor(matrix.reshape(-1, matrix.shape[-1]), kind, generator)
@@ -353,7 +392,9 @@ def make_variant(name, spec, types, seed):
             offset = gemma or hybrid and key.endswith("norm.weight") and "linear_attn" not in key
             stored = weight + 1 if offset else weight
             value = stored - 1 if offset else weight
-            if key.endswith("A_log"):
+            if other:
+                stored = moved.vector(weight)
+            elif key.endswith("A_log"):
                 stored = -np.exp(weight)
             if key.endswith("dt_bias"):
                 key = key.replace("dt_bias", "dt_proj.bias")
@@ -376,7 +417,7 @@ def make_variant(name, spec, types, seed):
     order = float((logits_of(shuffled, tokens) - logits).abs().max()) / largest
     print(f"{name}: largest logit {largest:.3g}, least lead {lead:.3g}, seed {seed}, {path.stat().st_size}"
           f" bytes; rows and inputs in the file's order {order:.2g}")
-    if (config.model_type in PAIRED or hybrid) and order < MISTAKE:
+    if (config.model_type in PAIRED and turned or hybrid) and order < MISTAKE:
         return "a mistake moves the logits by too little"
     if parity_experts.has_experts(model):
         clear = parity_experts.router_lead(model, tokens)

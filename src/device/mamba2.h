@@ -7,7 +7,11 @@
 
 namespace topkv {
 
+// What is taken from files. Devices have the first limit alone.
 inline constexpr std::int64_t most_mamba_state_dim = 256;
+inline constexpr std::int64_t most_mamba_heads = 4096;
+inline constexpr std::int64_t most_mamba_head_dim = 1024;
+inline constexpr std::int64_t most_mamba_kernel = 64;
 
 /// Floats that a step of `tokens` tokens works in: what the convolution gives, [tokens,
 /// input_width], then decays and dt, [tokens, heads] each.

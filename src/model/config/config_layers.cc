@@ -182,30 +182,28 @@ void check_time_step_limit(const JsonObject& root) {
 
 /// Mamba-2: by layer_types; without it all layers are.
 void read_mamba_layers(const JsonObject& root, const Family& family, ModelConfig& config) {
-  constexpr std::int64_t most_heads = 4096;
-  constexpr std::int64_t most_dim = 1024;  // of x
   const FamilyMamba& own = family.mamba;
   for (const char* key : {"mamba_proj_bias", "use_bias"})
     if (root.flag(key, false)) root.unsupported(key, "false");
   check_time_step_limit(root);
   Mamba2& mamba = config.mamba;
-  mamba.heads = root.integer(own.heads, 1, most_heads, own.sizes.heads);
-  mamba.groups = root.integer(own.groups, 1, most_heads, own.sizes.groups);
+  mamba.heads = root.integer(own.heads, 1, most_mamba_heads, own.sizes.heads);
+  mamba.groups = root.integer(own.groups, 1, most_mamba_heads, own.sizes.groups);
   mamba.state_dim = root.integer(own.state_dim, 1, most_mamba_state_dim, own.sizes.state_dim);
-  mamba.kernel = root.integer(own.kernel, 2, 64, own.sizes.kernel);
+  mamba.kernel = root.integer(own.kernel, 2, most_mamba_kernel, own.sizes.kernel);
   if (mamba.heads % mamba.groups != 0) {
     root.fail(own.heads, fmt::format("a multiple of {} ({})", own.groups, mamba.groups));
   }
   const Json* dim = root.find(own.head_dim);
   if (own.sizes.head_dim > 0 || (dim != nullptr && *dim != "auto")) {
-    mamba.head_dim = root.integer(own.head_dim, 1, most_dim, own.sizes.head_dim);
+    mamba.head_dim = root.integer(own.head_dim, 1, most_mamba_head_dim, own.sizes.head_dim);
   } else {
     constexpr const char* expand = "mamba_expand";
     const std::int64_t width = root.integer(expand, 1, 1024, 2) * config.hidden_size;
-    if (width % mamba.heads != 0 || width / mamba.heads > most_dim) {
+    if (width % mamba.heads != 0 || width / mamba.heads > most_mamba_head_dim) {
       root.fail(own.heads, fmt::format("a number that divides {} times hidden_size ({}) into heads "
                                        "of {} elements at most",
-                                       expand, width, most_dim));
+                                       expand, width, most_mamba_head_dim));
     }
     mamba.head_dim = width / mamba.heads;
   }

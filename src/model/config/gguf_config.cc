@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -12,6 +13,7 @@
 
 #include "src/core/text/printable.h"
 #include "src/device/gated_delta.h"
+#include "src/device/mamba2.h"
 #include "src/model/families/gguf_architecture.h"
 #include "topkv/error.h"
 
@@ -56,6 +58,13 @@ constexpr std::array<std::string_view, 2> window_keys = {"attention.sliding_wind
 constexpr std::array<std::string_view, 4> expert_keys = {
     "expert_feed_forward_length", "expert_weights_norm", "expert_weights_scale",
     "expert_gating_func"};
+constexpr std::array<std::string_view, 6> mamba_keys = {
+    "ssm.conv_kernel",    "ssm.state_size", "ssm.group_count",
+    "ssm.time_step_rank", "ssm.inner_size", "expert_shared_feed_forward_length"};
+constexpr std::array<std::string_view, 4> multiplier_keys = {"attention.scale", "embedding_scale",
+                                                             "residual_scale", "logit_scale"};
+constexpr const char* same_epsilon_key = "attention.layer_norm_epsilon";  // of nemotron_h, too
+constexpr const char* convolution_key = "shortconv.l_cache";
 constexpr const char* growth_key = "attention.temperature_scale";
 constexpr const char* shared_expert_key = "expert_shared_feed_forward_length";
 constexpr const char* recurrent_layers_key = "attention.recurrent_layers";
@@ -82,6 +91,8 @@ bool has_windows(const Family& family) {
 }
 bool has_sliding_rope(const Family& family) { return family.sliding_rope_theta > 0; }
 bool is_hybrid(const Family& family) { return family.delta.key_heads > 0; }
+bool has_mamba(const Family& family) { return family.mamba.sizes.heads > 0; }
+bool has_convolutions(const Family& family) { return family.convolution_kernel > 0; }
 
 /// name: a key of the metadata, behind the architecture's name.
 bool is_read(const Family& family, std::string_view name) {
@@ -91,6 +102,13 @@ bool is_read(const Family& family, std::string_view name) {
   }
   if (family.mixture.shared > 0 && name == shared_expert_key) return true;
   if (is_hybrid(family) && std::ranges::find(hybrid_keys, name) != hybrid_keys.end()) return true;
+  if (has_mamba(family) && std::ranges::find(mamba_keys, name) != mamba_keys.end()) return true;
+  if (family.reads_multipliers &&
+      std::ranges::find(multiplier_keys, name) != multiplier_keys.end()) {
+    return true;
+  }
+  if (has_convolutions(family) && name == convolution_key) return true;
+  if (family.parts_apart && name == same_epsilon_key) return true;
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
   if (family.query_growth && name == growth_key) return true;
@@ -136,8 +154,7 @@ class Translator {
     refuse_other_networks();
     const std::int64_t hidden = size("embedding_length");
     const std::int64_t heads = size("attention.head_count");
-    const std::int64_t kv_heads =
-        file_.integer(prefix_ + "attention.head_count_kv", 1, heads, heads);
+    const std::int64_t kv_heads = read_kv_heads(heads);
     if (heads % kv_heads != 0) {
       file_.fail(prefix_ + "attention.head_count_kv",
                  fmt::format("a divisor of the {} heads (attention.head_count)", heads));
@@ -150,7 +167,8 @@ class Translator {
     }
     head_dim_ = file_.integer(key_length, 2, most_number, hidden / heads);
     same("attention.value_length", "heads of keys and values of the same length");
-    if (!family_.partial_rotary) same("rope.dimension_count", "RoPE over the whole head");
+    if (!family_.partial_rotary && !family_.never_rope)
+      same("rope.dimension_count", "RoPE over the whole head");
 
     config_["model_type"] = architecture_.model_type;
     config_["hidden_size"] = hidden;
@@ -160,15 +178,25 @@ class Translator {
     config_["num_hidden_layers"] = blocks_.layers;
     read_mlp();
     config_["max_position_embeddings"] = size("context_length");
-    config_["rms_norm_eps"] = file_.number(prefix_ + "attention.layer_norm_rms_epsilon", 0, 1);
+    config_[std::string(family_.rms_norm_eps_key)] =
+        file_.number(prefix_ + "attention.layer_norm_rms_epsilon", 0, 1);
     config_["vocab_size"] = vocabulary();
     config_["tie_word_embeddings"] = !has_tensor("output.weight");
     if (is_hybrid(family_)) read_recurrences();
+    if (has_mamba(family_)) read_mamba();
+    if (has_convolutions(family_)) {
+      config_["conv_L_cache"] = file_.integer(prefix_ + convolution_key, 2, 64);
+      config_["block_auto_adjust_ff_dim"] = false;
+      write_layer_types("conv");
+    }
     if (family_.reads_attention_bias) {
       const std::string at = fmt::format("blk.{}.attn_q", first_attention_layer());
       config_["attention_bias"] = has_tensor(at + ".bias") || has_tensor(at + "kv.bias");
     }
-    if (family_.reads_mlp_bias) config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
+    if (family_.reads_mlp_bias) {
+      const auto first = mlps_.empty() ? 0 : std::ranges::find(mlps_, true) - mlps_.begin();
+      config_["mlp_bias"] = has_tensor(fmt::format("blk.{}.ffn_up.bias", first));
+    }
     read_rope();
     read_scales();
     if (has_windows(family_)) read_windows();
@@ -201,8 +229,107 @@ class Translator {
     }
   }
 
+  /// A number for each layer, or one for all. Those that are not 0 have to agree, and `has` gets
+  /// which layers have one; empty: the file has one number for all.
+  std::int64_t read_each(const char* name, std::int64_t most, std::optional<std::int64_t> missing,
+                         std::vector<bool>& has) const {
+    const std::string key = prefix_ + name;
+    if (architecture_.parts.empty() || !file_.has(key) || !file_.is_array(key))
+      return file_.integer(key, 1, most, missing);
+    const std::vector<std::int64_t> all = file_.integers(key);
+    const auto wrong = [&] {
+      file_.fail(key, fmt::format("for each of the {} layers (block_count) 0 or one number from 1 "
+                                  "to {}",
+                                  blocks_.layers, most));
+    };
+    std::int64_t found = 0;
+    if (std::ssize(all) != blocks_.layers) wrong();
+    for (const std::int64_t one : all) {
+      if (one < 0 || one > most || (one > 0 && found > 0 && one != found)) wrong();
+      found = std::max(found, one);
+      has.push_back(one > 0);
+    }
+    if (found == 0) wrong();
+    return found;
+  }
+
+  std::int64_t read_kv_heads(std::int64_t heads) {
+    std::vector<bool> attention;
+    const std::int64_t kv_heads = read_each("attention.head_count_kv", heads, heads, attention);
+    for (const bool has : attention) recurrent_.push_back(!has);
+    if (std::ranges::find(recurrent_, true) == recurrent_.end()) recurrent_.clear();
+    return kv_heads;
+  }
+
+  void write_layer_types(const char* recurrence) {
+    Json types = Json::array();
+    for (std::int64_t l = 0; l < blocks_.layers; ++l)
+      types.push_back(is_recurrent(l) ? recurrence : "full_attention");
+    config_["layer_types"] = types;
+  }
+
+  bool is_recurrent(std::int64_t layer) const {
+    return !recurrent_.empty() && recurrent_[static_cast<std::size_t>(layer)];
+  }
+
+  /// The sizes of Mamba-2 layers, and which layers they are.
+  void read_mamba() {
+    const FamilyMamba& own = family_.mamba;
+    const auto number = [&](const char* key, std::int64_t low, std::int64_t high) {
+      return file_.integer(prefix_ + key, low, high);
+    };
+    const std::int64_t heads = number("ssm.time_step_rank", 1, most_mamba_heads);
+    const std::int64_t groups = number("ssm.group_count", 1, most_mamba_heads);
+    if (heads % groups != 0) {
+      file_.fail(prefix_ + "ssm.time_step_rank",
+                 fmt::format("a multiple of the {} groups (ssm.group_count)", groups));
+    }
+    const std::int64_t width = number("ssm.inner_size", 1, heads * most_mamba_head_dim);
+    if (width % heads != 0) {
+      file_.fail(prefix_ + "ssm.inner_size",
+                 fmt::format("a multiple of the {} heads (ssm.time_step_rank)", heads));
+    }
+    config_[std::string(own.heads)] = heads;
+    config_[std::string(own.head_dim)] = width / heads;
+    config_[std::string(own.groups)] = groups;
+    config_[std::string(own.state_dim)] = number("ssm.state_size", 1, most_mamba_state_dim);
+    config_[std::string(own.kernel)] = number("ssm.conv_kernel", 2, most_mamba_kernel);
+    std::int64_t first = 0;
+    if (!family_.parts_apart) {
+      write_layer_types("linear_attention");
+      while (first + 1 < blocks_.layers && !is_recurrent(first)) ++first;
+    } else {
+      Json types = Json::array();
+      for (std::int64_t l = 0; l < blocks_.layers; ++l) {
+        const bool mlp = !mlps_.empty() && mlps_[static_cast<std::size_t>(l)];
+        if (mlp && !is_recurrent(l)) {
+          file_.fail(
+              prefix_ + "feed_forward_length",
+              fmt::format("0 for layer {}, which is attention (attention.head_count_kv)", l));
+        }
+        types.push_back(mlp ? "mlp" : is_recurrent(l) ? "linear_attention" : "full_attention");
+        if (types.back() != "linear_attention" && first == l) ++first;
+      }
+      config_["layers_block_type"] = types;
+    }
+    config_[std::string(own.bias)] = has_tensor(fmt::format("blk.{}.ssm_conv1d.bias", first));
+  }
+
   void read_mlp() {
     const std::string key = prefix_ + "feed_forward_length";
+    if (!architecture_.parts.empty()) {
+      config_["intermediate_size"] = read_each("feed_forward_length", most_number, {}, mlps_);
+      if (!family_.parts_apart) {
+        if (std::ranges::find(mlps_, false) != mlps_.end()) file_.fail(key, "a number above 0");
+        mlps_.clear();
+      }
+      if (family_.mixture.beside_mlp) {
+        const char* beside = architecture_.experts ? shared_expert_key : "feed_forward_length";
+        config_[std::string(family_.mlp_size_key)] = size(beside);
+        if (!architecture_.experts) config_["num_local_experts"] = 0;
+      }
+      return;
+    }
     // A mixture with an expert that all tokens share has it in each layer.
     if (family_.mixture.shared == 0 || file_.has(key)) {
       config_["intermediate_size"] = size("feed_forward_length");
@@ -298,6 +425,7 @@ class Translator {
   /// Names of tensors that the network reads in a layer, as they stand behind "blk.N.".
   std::set<std::string> names_in_layer(bool recurrent) const {
     std::set<std::string> names;
+    if (!architecture_.parts.empty()) return names_of_parts(recurrent, mlps_.empty());
     const auto add = [&](std::string_view name, bool has_bias) {
       for (const char* kind : matrix_kinds) names.insert(fmt::format("{}{}", name, kind));
       if (has_bias) names.insert(fmt::format("{}.bias", name));
@@ -337,6 +465,46 @@ class Translator {
     return names;
   }
 
+  /// Of architectures that have names of their own.
+  std::set<std::string> names_of_parts(bool recurrent, bool has_mlp) const {
+    std::set<std::string> names;
+    const bool apart = family_.parts_apart;
+    const bool attention = !recurrent && !(apart && has_mlp);
+    const auto add = [&](std::string_view name) {
+      const bool of_attention = name.starts_with("attn_") && !name.starts_with("attn_norm");
+      const bool of_recurrence = name.starts_with("ssm_") || name.starts_with("shortconv.");
+      if (of_attention && !attention) return;
+      if (of_recurrence && (!recurrent || (apart && has_mlp))) return;
+      if (name.starts_with("ffn_") && apart && !has_mlp) return;
+      names.emplace(name);
+      if (!name.ends_with(".weight")) return;
+      for (const char* kind : matrix_kinds)
+        names.insert(fmt::format("{}{}", name.substr(0, name.rfind('.')), kind));
+    };
+    const auto add_biased = [&](std::string_view name, bool has_bias) {
+      add(fmt::format("{}.weight", name));
+      if (has_bias) add(fmt::format("{}.bias", name));
+    };
+    for (const auto& [ours, name] : architecture_.norms) add(fmt::format("{}.weight", name));
+    for (const auto& [ours, name] : architecture_.parts) {
+      if (!architecture_.experts || !name.starts_with("ffn_")) add(name);
+    }
+    const bool qkv_bias = config_.value("attention_bias", false);
+    for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output"})
+      add_biased(name, qkv_bias);
+    const bool mlp_bias = config_.value("mlp_bias", false);
+    const char* ending = architecture_.experts ? "_shexp" : "";
+    for (const char* name : {"ffn_gate", "ffn_up", "ffn_down"}) {
+      if (name == std::string_view("ffn_gate") && family_.relu_squared) continue;
+      add_biased(fmt::format("{}{}", name, ending), mlp_bias);
+    }
+    if (!architecture_.experts) return names;
+    add_biased(gguf_router, false);
+    add_biased(gguf_gate_up_experts, false);
+    for (const std::string_view name : gguf_experts()) add_biased(name, false);
+    return names;
+  }
+
   void add_delta(std::set<std::string>& names) const {
     for (const auto& [ours, name] : gguf_delta()) {
       const bool fused = ours.ends_with("_qkvz.weight") || ours.ends_with("_ba.weight");
@@ -351,8 +519,9 @@ class Translator {
 
   /// What the network would not read belongs to another one: a bias, a norm, more layers.
   void refuse_other_tensors() const {
-    std::set<std::string_view> whole = {"token_embd.weight", "output_norm.weight", "output.weight",
-                                        "output.scale", "output.input_scale"};
+    std::set<std::string_view> whole = {"token_embd.weight", "output.weight", "output.scale",
+                                        "output.input_scale"};
+    whole.insert(has_convolutions(family_) ? "token_embd_norm.weight" : "output_norm.weight");
     if (family_.longrope_only) {
       whole.insert({long_factors, short_factors});
     } else if (!has_sliding_rope(family_)) {
@@ -361,12 +530,16 @@ class Translator {
     const std::set<std::string> in_attention = names_in_layer(false);
     const std::set<std::string> in_recurrence =
         recurrent_.empty() ? std::set<std::string>() : names_in_layer(true);
+    const std::set<std::string> in_mlp =
+        mlps_.empty() ? std::set<std::string>() : names_of_parts(true, true);
     const auto is_read = [&](std::string_view name) {
       if (!name.starts_with("blk.")) return whole.contains(name);
       const auto block = block_of(name);
       if (!block || *block >= blocks_.layers) return false;
-      const bool recurrent = !recurrent_.empty() && recurrent_[static_cast<std::size_t>(*block)];
-      return (recurrent ? in_recurrence : in_attention)
+      const bool mlp = !mlps_.empty() && mlps_[static_cast<std::size_t>(*block)];
+      return (mlp                    ? in_mlp
+              : is_recurrent(*block) ? in_recurrence
+                                     : in_attention)
           .contains(std::string(name.substr(name.find('.', 4) + 1)));
     };
     for (const auto& [name, tensor] : file_.tensors()) {
@@ -487,8 +660,12 @@ class Translator {
     } else if (type != "none") {
       file_.unsupported(type_key, "\"none\", \"linear\" and \"yarn\"");
     }
+    if (family_.reads_position_type) {
+      const bool turns = file_.flag(at + "scaling.finetuned", true);
+      config_["position_embedding_type"] = turns ? "rope" : "nope";
+    }
     if (family_.query_growth) read_query_growth(at + "scaling.original_context_length", rope);
-    config_["rope_parameters"] = rope;
+    if (!family_.never_rope) config_["rope_parameters"] = rope;
   }
 
   void read_query_growth(const std::string& length_key, Json& rope) const {
@@ -569,8 +746,13 @@ class Translator {
     const std::string length = prefix_ + "expert_feed_forward_length";
     const bool has_own_key = family_.mixture.intermediate_size > 0;
     if (has_own_key || file_.has(length)) {
-      const char* key = has_own_key ? "moe_intermediate_size" : "intermediate_size";
-      config_[key] = file_.integer(length, 1, most_number);
+      // Beside an MLP experts have the one length that there is, if there is no other.
+      const auto missing = family_.mixture.beside_mlp
+                               ? std::optional(config_["intermediate_size"].get<std::int64_t>())
+                               : std::optional<std::int64_t>();
+      const std::string_view key =
+          has_own_key ? family_.mixture.intermediate_size_key : "intermediate_size";
+      config_[std::string(key)] = file_.integer(length, 1, most_number, missing);
     }
     if (family_.mixture.shared > 0) {
       config_["shared_expert_intermediate_size"] =
@@ -603,8 +785,21 @@ class Translator {
                          config_["num_attention_heads"].get<std::int64_t>()
                    : head_dim_;
     }
+    if (family_.reads_multipliers) read_multipliers();
     read_cap(score_cap_key, family_.attention_softcap.has_value());
     read_cap(final_cap_key, family_.final_softcap.has_value());
+  }
+
+  /// 0 is none, as in llama.cpp.
+  void read_multipliers() {
+    const auto take = [&](std::string_view key, const char* name, double none) {
+      const double factor = file_.number(fmt::format("{}{}", prefix_, key), 0, most_factor, 0);
+      config_[name] = factor == 0 ? none : factor;
+    };
+    take(multiplier_keys[0], "attention_multiplier", 1 / std::sqrt(static_cast<double>(head_dim_)));
+    take(multiplier_keys[1], "embedding_multiplier", 1);
+    take(multiplier_keys[2], "residual_multiplier", 1);
+    take(multiplier_keys[3], "logits_scaling", 1);
   }
 
   /// A missing one is the family's; 0: none.
@@ -636,6 +831,7 @@ class Translator {
   std::int64_t experts_ = 0;
   GgufBlocks blocks_;
   std::vector<bool> recurrent_;  // of each layer; empty: none is
+  std::vector<bool> mlps_;       // of each layer, where a layer is one part; empty: all have one
   Json config_ = Json::object();
 };
 

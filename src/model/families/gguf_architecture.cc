@@ -81,7 +81,48 @@ constexpr std::array<GgufName, 11> delta = {{{"linear_attn.in_proj_qkv.weight", 
                                              {"linear_attn.norm.weight", "ssm_norm.weight"},
                                              {"linear_attn.out_proj.weight", "ssm_out.weight"}}};
 
-constexpr std::array<GgufArchitecture, 16> architectures = {
+constexpr std::array<GgufName, 4> lfm2_norms = {{{"operator_norm", "attn_norm"},
+                                                 {"self_attn.q_layernorm", "attn_q_norm"},
+                                                 {"self_attn.k_layernorm", "attn_k_norm"},
+                                                 {"ffn_norm", "ffn_norm"}}};
+constexpr std::array<GgufName, 7> lfm2_parts = {
+    {{"self_attn.out_proj.weight", "attn_output.weight"},
+     {"feed_forward.w1.weight", "ffn_gate.weight"},
+     {"feed_forward.w3.weight", "ffn_up.weight"},
+     {"feed_forward.w2.weight", "ffn_down.weight"},
+     {"conv.in_proj.weight", "shortconv.in_proj.weight"},
+     {"conv.conv.weight", "shortconv.conv.weight"},
+     {"conv.out_proj.weight", "shortconv.out_proj.weight"}}};
+
+// shared_mlp.input_linear has gate and up, which are two tensors here.
+constexpr std::array<GgufName, 9> granite_parts = {
+    {{"shared_mlp.output_linear.weight", "ffn_down.weight"},
+     {"mamba.in_proj.weight", "ssm_in.weight"},
+     {"mamba.conv1d.weight", "ssm_conv1d.weight"},
+     {"mamba.conv1d.bias", "ssm_conv1d.bias"},
+     {"mamba.A_log", "ssm_a"},  // -exp of it
+     {"mamba.dt_bias", "ssm_dt.bias"},
+     {"mamba.D", "ssm_d"},
+     {"mamba.norm.weight", "ssm_norm.weight"},
+     {"mamba.out_proj.weight", "ssm_out.weight"}}};
+
+constexpr std::array<GgufName, 1> nemotron_norms = {{{"norm", "attn_norm"}}};
+constexpr std::array<GgufName, 14> nemotron_parts = {{{"mixer.q_proj.weight", "attn_q.weight"},
+                                                      {"mixer.k_proj.weight", "attn_k.weight"},
+                                                      {"mixer.v_proj.weight", "attn_v.weight"},
+                                                      {"mixer.o_proj.weight", "attn_output.weight"},
+                                                      {"mixer.up_proj.weight", "ffn_up.weight"},
+                                                      {"mixer.down_proj.weight", "ffn_down.weight"},
+                                                      {"mixer.in_proj.weight", "ssm_in.weight"},
+                                                      {"mixer.conv1d.weight", "ssm_conv1d.weight"},
+                                                      {"mixer.conv1d.bias", "ssm_conv1d.bias"},
+                                                      {"mixer.A_log", "ssm_a"},  // -exp of it
+                                                      {"mixer.dt_bias", "ssm_dt.bias"},
+                                                      {"mixer.D", "ssm_d"},
+                                                      {"mixer.norm.weight", "ssm_norm.weight"},
+                                                      {"mixer.out_proj.weight", "ssm_out.weight"}}};
+
+constexpr std::array<GgufArchitecture, 20> architectures = {
     {{.name = "llama",
       .model_type = "llama",
       .experts = false,
@@ -165,7 +206,31 @@ constexpr std::array<GgufArchitecture, 16> architectures = {
       .model_type = "qwen3_next",
       .experts = true,
       .interleaved = false,
-      .norms = hybrid_norms}}};
+      .norms = hybrid_norms},
+     {.name = "lfm2",
+      .model_type = "lfm2",
+      .experts = false,
+      .interleaved = false,
+      .norms = lfm2_norms,
+      .parts = lfm2_parts},
+     {.name = "granitehybrid",
+      .model_type = "granitemoehybrid",
+      .experts = false,
+      .interleaved = true,
+      .norms = norms,
+      .parts = granite_parts},
+     {.name = "granitehybrid",
+      .model_type = "granitemoehybrid",
+      .experts = true,
+      .interleaved = true,
+      .norms = norms,
+      .parts = granite_parts},
+     {.name = "nemotron_h",
+      .model_type = "nemotron_h",
+      .experts = false,
+      .interleaved = false,
+      .norms = nemotron_norms,
+      .parts = nemotron_parts}}};
 
 }  // namespace
 

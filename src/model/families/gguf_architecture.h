@@ -34,6 +34,9 @@ struct GgufArchitecture {
   bool yarn_truncates = true;
   std::int64_t window =
       0;  ///< a missing attention.sliding_window, if some layers have one; 0: none
+  /// Parts of layers that are called otherwise than gguf_projections says, with their endings:
+  /// ours, as it stands behind "model.layers.N.", and ggml's. A layer has the ones of its kind.
+  std::span<const GgufName> parts = {};
   /// GatedDeltaNet::tiled: the order in which llama.cpp's converter puts value heads, with the rows
   /// of qkv, z, b and a, and the inputs of the output projection.
   bool tiled_values = false;

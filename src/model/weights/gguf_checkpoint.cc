@@ -28,8 +28,13 @@ namespace {
 
 using Tensor = GgufFile::Tensor;
 
-constexpr std::array<GgufName, 3> whole_names = {
-    {{"model.embed_tokens", "token_embd"}, {"model.norm", "output_norm"}, {"lm_head", "output"}}};
+constexpr std::array<GgufName, 5> whole_names = {{{"model.embed_tokens", "token_embd"},
+                                                  {"model.norm", "output_norm"},
+                                                  {"model.norm_f", "output_norm"},
+                                                  {"model.embedding_norm", "token_embd_norm"},
+                                                  {"lm_head", "output"}}};
+/// Granite's gate and up, which are one matrix there and two in a file.
+constexpr std::string_view fused_mlp = "shared_mlp.input_linear.weight";
 
 /// Empty: it is not among the names.
 std::string_view renamed(std::span<const GgufName> names, std::string_view name) {
@@ -51,6 +56,13 @@ std::optional<LayerPart> layer_part(std::string_view name) {
   return LayerPart{name.substr(0, dot), name.substr(dot + 1)};
 }
 
+/// Of a matrix of an MLP ("ffn_up.weight"): beside a mixture of experts it is called otherwise.
+std::string beside_experts(const GgufArchitecture& architecture, std::string_view name) {
+  const std::size_t dot = name.find('.');
+  if (!architecture.experts || !name.starts_with("ffn_")) return std::string(name);
+  return fmt::format("{}_shexp{}", name.substr(0, dot), name.substr(dot));
+}
+
 /// "model.layers.3.mlp.up_proj.weight" to "blk.3.ffn_up.weight".
 std::string gguf_name(const GgufArchitecture& architecture, std::string_view name) {
   const auto in_layer = layer_part(name);
@@ -59,6 +71,8 @@ std::string gguf_name(const GgufArchitecture& architecture, std::string_view nam
     return fmt::format("blk.{}.{}.weight", in_layer->layer, gguf_sinks);
   if (const auto delta = renamed(gguf_delta(), part); in_layer && !delta.empty())
     return fmt::format("blk.{}.{}", in_layer->layer, delta);
+  if (const auto own = renamed(architecture.parts, part); in_layer && !own.empty())
+    return fmt::format("blk.{}.{}", in_layer->layer, beside_experts(architecture, own));
   const std::size_t last = part.rfind('.');
   const std::string_view module = part.substr(0, last);
   const std::string_view kind = part.substr(last);
@@ -185,6 +199,13 @@ class GgufCheckpoint : public Checkpoint {
                       WeightFormat format) const override {
     if (const auto expert = expert_part(architecture_, name))
       return expert_matrix(*expert, experts(), rows.of, in, format);
+    if (const auto in_layer = layer_part(name); in_layer && in_layer->part == fused_mlp) {
+      const char* half = rows.first == 0 ? "ffn_gate.weight" : "ffn_up.weight";
+      const std::string stored =
+          fmt::format("blk.{}.{}", in_layer->layer, beside_experts(architecture_, half));
+      return matrix_of(get(stored, {rows.count, in}), 0, {0, rows.count, rows.count}, in, format,
+                       what_of(stored), scale_of(stored));
+    }
     const std::string stored = gguf_name(architecture_, name);
     if (const auto fused = rows_in_qkv(stored, rows.of)) {
       const std::string all = in_qkv(stored);
@@ -199,6 +220,13 @@ class GgufCheckpoint : public Checkpoint {
                             std::int64_t in, WeightFormat format) const override {
     // Gate and up, whose outputs take turns in transformers' tensor, are tensors of their own here.
     const std::size_t projection = which.step == 2 ? static_cast<std::size_t>(which.first) : 2;
+    return expert_matrix({std::string(layer_part(name)->layer), projection, which.expert},
+                         which.experts, out, in, format);
+  }
+
+  MatrixSource stacked_expert(const std::string& name, const StackedExpert& which, std::int64_t out,
+                              std::int64_t in, WeightFormat format) const override {
+    const auto projection = static_cast<std::size_t>(which.parts == 2 ? which.part : 2);
     return expert_matrix({std::string(layer_part(name)->layer), projection, which.expert},
                          which.experts, out, in, format);
   }
@@ -243,7 +271,7 @@ class GgufCheckpoint : public Checkpoint {
       std::copy_n(all.begin() + fused->first, size, to.begin());
       return bytes / fused->of * size;
     }
-    return widened(stored, {size}, to);
+    return widened(stored, shape_of_vector(stored, size), to);
   }
 
   std::int64_t convolution(const std::string& name, std::int64_t channels, std::int64_t kernel,
@@ -268,6 +296,17 @@ class GgufCheckpoint : public Checkpoint {
   const std::filesystem::path& path_of(std::string_view name) const {
     const auto found = file_.tensors().find(name);
     return found == file_.tensors().end() ? file_.path() : file_.path_of(found->second);
+  }
+
+  /// Vectors of Mamba-2 layers have a second dimension: [heads, 1], [groups, width of a group].
+  std::vector<std::int64_t> shape_of_vector(std::string_view stored, std::int64_t size) const {
+    const auto found = file_.tensors().find(stored);
+    if (architecture_.family().mamba.sizes.heads > 0 && found != file_.tensors().end()) {
+      const std::vector<std::int64_t>& shape = found->second.shape;
+      if (shape.size() == 2 && shape[1] > 0 && size % shape[1] == 0 && shape[0] == size / shape[1])
+        return shape;
+    }
+    return {size};
   }
 
   bool has_stored(std::string_view name) const {
