@@ -23,7 +23,7 @@ struct GatedDeltaNet {
   std::int64_t key_dim = 0;      ///< elements of a head of q and k
   std::int64_t value_dim = 0;    ///< elements of a head of v
   std::int64_t kernel = 0;       ///< tokens that the convolution sees, 2 or more
-  /// The order of the value heads. false: those of one query head are consecutive. true: the
+  /// The order of the value heads. false: a query head serves consecutive value heads. true: the
   /// first value heads of all query heads come first, then the second ones, and so on.
   bool tiled = false;
 
