@@ -171,6 +171,11 @@ VARIANTS = {
                                       layer_norm_epsilon=1e-4, mamba_num_heads=4, mamba_head_dim=24,
                                       n_groups=2, ssm_state_size=16, conv_kernel=4),
                         {"": Type.Q8_0, "in_proj": Type.Q5_0, "down_proj": Type.Q5_1}),
+    "gguf-granite": (COMMON | dict(model_type="granite", hidden_size=64, intermediate_size=64, head_dim=32,
+                                   num_hidden_layers=2, embedding_multiplier=3.0, attention_multiplier=0.2,
+                                   residual_multiplier=0.4, logits_scaling=1.5,
+                                   rope_parameters=theta(10000.0)),
+                     {"": Type.Q8_0, "down_proj": Type.Q5_0}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
@@ -187,7 +192,7 @@ ARCHITECTURES = {"mixtral": "llama", "ministral3": "mistral3", "gemma3_text": "g
                  "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "qwen3_5_text": "qwen35",
                  "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
                  "granitemoehybrid": "granitehybrid"}
-PAIRED = ("granitemoehybrid", "llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
+PAIRED = ("granite", "granitemoehybrid", "llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
 # so that weights are about 0 on average.
@@ -327,6 +332,11 @@ def write_metadata(writer, config, drafts):
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if config.model_type == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

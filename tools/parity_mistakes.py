@@ -136,6 +136,9 @@ def mistakes(model):
     if config.model_type == "nemotron_h":
         yield from mistakes_of_nemotron(model)
         return
+    if config.model_type == "granite":
+        yield from with_other_multipliers(config)
+        return
     if any(name.endswith("mamba.D") for name in parameters):
         yield from mistakes_of_mamba(model)
         return

@@ -273,4 +273,9 @@ VARIANTS = {
                                                        "attention", "mlp"],
                        drop=["num_hidden_layers"], layer_norm_epsilon=1e-4, mamba_num_heads=4,
                        mamba_head_dim=20, n_groups=2, ssm_state_size=24, conv_kernel=4),
+    # As Granite 3: factors on everything.
+    "granite": dict(model_type="granite", tokens=64, dtype=torch.bfloat16, hidden_size=32,
+                    intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+                    embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
+                    logits_scaling=1.5, rope_parameters=theta(10000.0)),
 }

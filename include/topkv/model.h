@@ -8,8 +8,8 @@
 //
 // Families, by model_type:
 //
-// - llama, mistral, ministral3, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2, gemma3_text:
-//   dense decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
+// - llama, granite, mistral, ministral3, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2,
+//   gemma3_text: dense decoders with RMSNorm, RoPE, grouped-query attention and a gated MLP;
 // - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
 // - qwen3_5, qwen3_5_moe, qwen3_next: hybrids. Each fourth layer is attention, and the others are
 //   Gated DeltaNet. The last two have a mixture of experts;

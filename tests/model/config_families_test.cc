@@ -67,6 +67,8 @@ TEST_F(ConfigFamilies, MissingKeysMeanWhatTheyMeanInTransformers) {
        true, false, true, true, false},
       {"gemma3_text", 262208, 2304, 9216, 26, 8, 4, 256, 256, 131072, 1e-6, 1e6, 2, {1},
        true, false, true, true, true},
+      {"granite", 32000, 4096, 11008, 32, 32, 32, 128, 128, 2048, 1e-6, 1e4, 1, {2},
+       false, false, true, false, false},
       {"lfm2", 65536, 2560, 8192, 32, 32, 8, 80, 80, 128000, 1e-5, 1e6, 1, {2},
        true, false, true, false, true},
       {"ministral3", 131072, 4096, 14336, 34, 32, 8, 128, 128, 262144, 1e-5, 1e6, 1, {2},

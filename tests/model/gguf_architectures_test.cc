@@ -137,6 +137,26 @@ TEST_F(GgufArchitectures, Mistral3IsALlamaWhoseQueriesMayGrow) {
   expect_refused<Unsupported>(other, {"attention.temperature_scale is 0.1"});
 }
 
+TEST_F(GgufArchitectures, GraniteIsALlamaWithFactors) {
+  const auto tokens = some_tokens(20, 101);
+  gguf::File file = called("granite");
+  EXPECT_FLOAT_EQ(load(file).attention.scale, 1 / std::sqrt(80.0F));
+  const auto logits = logits_both_ways(Model::load(write(file)), tokens);
+  // As files of Granite 4.0 are, which has other models with recurrent layers.
+  file.set(gguf::integers("granite.attention.head_count_kv", {1, 1}));
+  file.set(gguf::number("granite.ssm.conv_kernel", 4));
+  file.set(gguf::number("granite.expert_shared_feed_forward_length", 128));
+  const Model model = Model::load(write(file));
+  EXPECT_EQ(model.config().model_type, "granite");
+  EXPECT_TRUE(model.config().warnings.empty()) << model.config().warnings.front();
+  EXPECT_EQ(logits_both_ways(model, tokens), logits);
+  file.set(gguf::real("granite.residual_scale", 0.25F));
+  EXPECT_EQ(load(file).residual_scale, 0.25);
+  EXPECT_NE(logits_both_ways(Model::load(write(file)), tokens), logits);
+  file.set(gguf::integers("granite.attention.head_count_kv", {1, 0}));
+  expect_refused<FileError>(file, {"head_count_kv is ", "a number above 0 for each layer"});
+}
+
 TEST_F(GgufArchitectures, WhatGemma2sFilesDoNotSayIsTheArchitectures) {
   gguf::File file = called("gemma2");
   ModelConfig config = load(file);

@@ -102,7 +102,10 @@ bool is_read(const Family& family, std::string_view name) {
   }
   if (family.mixture.shared > 0 && name == shared_expert_key) return true;
   if (is_hybrid(family) && std::ranges::find(hybrid_keys, name) != hybrid_keys.end()) return true;
-  if (has_mamba(family) && std::ranges::find(mamba_keys, name) != mamba_keys.end()) return true;
+  // Granite 4.0's files have them without such layers, too.
+  if ((has_mamba(family) || family.reads_multipliers) &&
+      std::ranges::find(mamba_keys, name) != mamba_keys.end())
+    return true;
   if (family.reads_multipliers &&
       std::ranges::find(multiplier_keys, name) != multiplier_keys.end()) {
     return true;
@@ -234,7 +237,8 @@ class Translator {
   std::int64_t read_each(const char* name, std::int64_t most, std::optional<std::int64_t> missing,
                          std::vector<bool>& has) const {
     const std::string key = prefix_ + name;
-    if (architecture_.parts.empty() || !file_.has(key) || !file_.is_array(key))
+    const bool knows_lists = !architecture_.parts.empty() || family_.reads_multipliers;
+    if (!knows_lists || !file_.has(key) || !file_.is_array(key))
       return file_.integer(key, 1, most, missing);
     const std::vector<std::int64_t> all = file_.integers(key);
     const auto wrong = [&] {
@@ -256,8 +260,12 @@ class Translator {
   std::int64_t read_kv_heads(std::int64_t heads) {
     std::vector<bool> attention;
     const std::int64_t kv_heads = read_each("attention.head_count_kv", heads, heads, attention);
+    if (std::ranges::find(attention, false) == attention.end()) return kv_heads;
+    if (architecture_.parts.empty()) {
+      file_.fail(prefix_ + "attention.head_count_kv",
+                 fmt::format("a number above 0 for each layer of {}", architecture_.name));
+    }
     for (const bool has : attention) recurrent_.push_back(!has);
-    if (std::ranges::find(recurrent_, true) == recurrent_.end()) recurrent_.clear();
     return kv_heads;
   }
 

@@ -37,7 +37,7 @@ Family hybrid(Family own) {
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 21> all = {{
+  static const std::array<Family, 22> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -378,6 +378,18 @@ std::span<const Family> families() {
                     "num_heads",
                     "use_pos_enc",
                     "theta"}},
+      // Granite 3, and 4.0 where no layer is recurrent, in GGUF files.
+      {.name = "granite",
+       .vocab_size = 32000,
+       .intermediate_size = 11008,
+       .max_position = 2048,
+       .bos = 1,
+       .eos = {2},
+       .reads_attention_bias = true,
+       .reads_mlp_bias = true,
+       .reads_multipliers = true,
+       .own_keys = {"attention_bias", "mlp_bias", "embedding_multiplier", "attention_multiplier",
+                    "residual_multiplier", "logits_scaling"}},
       // Granite 4.0 H, the dense models and the mixtures. A mixture is beside an MLP.
       {.name = "granitemoehybrid",
        .vocab_size = 32000,

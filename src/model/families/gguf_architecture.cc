@@ -122,7 +122,7 @@ constexpr std::array<GgufName, 14> nemotron_parts = {{{"mixer.q_proj.weight", "a
                                                       {"mixer.norm.weight", "ssm_norm.weight"},
                                                       {"mixer.out_proj.weight", "ssm_out.weight"}}};
 
-constexpr std::array<GgufArchitecture, 20> architectures = {
+constexpr std::array<GgufArchitecture, 21> architectures = {
     {{.name = "llama",
       .model_type = "llama",
       .experts = false,
@@ -213,6 +213,11 @@ constexpr std::array<GgufArchitecture, 20> architectures = {
       .interleaved = false,
       .norms = lfm2_norms,
       .parts = lfm2_parts},
+     {.name = "granite",
+      .model_type = "granite",
+      .experts = false,
+      .interleaved = true,
+      .norms = norms},
      {.name = "granitehybrid",
       .model_type = "granitemoehybrid",
       .experts = false,

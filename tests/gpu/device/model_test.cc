@@ -183,6 +183,7 @@ std::vector<Variant> variants() {
                            "qwen3-next",
                            "ministral3",
                            "lfm2",
+                           "granite",
                            "granite-h",
                            "granite-h-moe",
                            "nemotron-h",
