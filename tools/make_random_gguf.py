@@ -84,10 +84,11 @@ def vectors(shape, random):
 def write_hybrid_metadata(writer, shape):
     _, values, heads = recurrent_sizes(shape)
     turned = int(shape["head_dim"] * shape["rope_parameters"]["partial_rotary_factor"])
+    pairs = turned // 2
     writer.add_key_length(shape["head_dim"])
     writer.add_value_length(shape["head_dim"])
     writer.add_rope_dimension_count(turned)
-    writer.add_rope_dimension_sections([turned // 2 - 2 * (turned // 6), turned // 6, turned // 6, 0])
+    writer.add_rope_dimension_sections([(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0])
     writer.add_rope_freq_base(shape["rope_parameters"]["rope_theta"])
     writer.add_ssm_conv_kernel(shape["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(shape["linear_key_head_dim"])
