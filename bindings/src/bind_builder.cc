@@ -27,8 +27,11 @@ void append(Builder& self, std::int64_t layer, py::handle keys, py::handle value
   const AttentionShape& shape = self.builder.shape();
   const Array k(keys, "keys");
   const Array v(values, "values");
-  const TensorView k_view = k.tensor(shape.kv_heads, shape.head_dim);
-  const TensorView v_view = v.tensor(shape.kv_heads, shape.head_dim);
+  const bool known = layer >= 0 && layer < shape.layers;  // else the rows are refused
+  const std::int64_t heads = known ? shape.kv_heads_of(layer) : shape.kv_heads;
+  const std::int64_t dim = known ? shape.head_dim_of(layer) : shape.head_dim;
+  const TensorView k_view = k.tensor(heads, dim);
+  const TensorView v_view = v.tensor(heads, dim);
   const Exclusive::Write use(self.use, busy);
   const GilReleased released;
   self.builder.append(layer, k_view, v_view);

@@ -10,6 +10,9 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
            std::int64_t kv_tokens, std::uintptr_t stream, const EarlierQueries& earlier,
            std::int64_t sessions)
     : out_(out) {
+  const bool known = layer >= 0 && layer < shape.layers;  // else the step is refused
+  const std::int64_t head_dim = known ? shape.head_dim_of(layer) : shape.head_dim;
+  const std::int64_t kv_heads = known ? shape.kv_heads_of(layer) : shape.kv_heads;
   const auto axes = [&](std::vector<Array::Extent> of_one) {
     if (sessions > 0) of_one.insert(of_one.begin(), {"sessions", sessions});
     return of_one;
@@ -19,22 +22,20 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
   const Array& queries = arrays_.emplace_back(q, "q");
   step_.layer = layer;
   step_.q = queries.floats(
-      axes({{"tokens", Array::any_size}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}}),
+      axes({{"tokens", Array::any_size}, {"q_heads", shape.q_heads}, {"head_dim", head_dim}}),
       device);
   step_.tokens = queries.size(tokens_axis);
   const auto query = [&](const py::object& object, const char* name) -> const float* {
     if (object.is_none()) return nullptr;
     return arrays_.emplace_back(object, name)
-        .floats(axes({{"tokens", step_.tokens},
-                      {"q_heads", shape.q_heads},
-                      {"head_dim", shape.head_dim}}),
-                device);
+        .floats(
+            axes({{"tokens", step_.tokens}, {"q_heads", shape.q_heads}, {"head_dim", head_dim}}),
+            device);
   };
   step_.q_next = query(earlier.next, "q_next");
   step_.q_far = query(earlier.far, "q_far");
   step_.kv_first = kv_first;
   step_.kv_tokens = kv_tokens;
-  const bool known = layer >= 0 && layer < shape.layers;  // else the step is refused
   const bool has_rows = known && shape.has_rows(layer);
   if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0 && has_rows)) {
     throw InvalidArgument(fmt::format(
@@ -46,8 +47,8 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
     const auto rows = [&](py::handle object, const char* name) {
       return arrays_.emplace_back(object, name)
           .floats(axes({{"kv_tokens", step_.kv_count()},
-                        {"kv_heads", shape.kv_heads},
-                        {"head_dim", shape.head_dim}}),
+                        {"kv_heads", kv_heads},
+                        {"head_dim", head_dim}}),
                   device);
     };
     step_.k = rows(k, "k");
@@ -59,15 +60,15 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
           "out is None; on a CUDA device pass an f32 array of q's shape there "
           "(torch.empty_like(q))");
     }
-    std::vector<py::ssize_t> sizes{step_.tokens, shape.q_heads, shape.head_dim};
+    std::vector<py::ssize_t> sizes{step_.tokens, shape.q_heads, head_dim};
     if (sessions > 0) sizes.insert(sizes.begin(), sessions);
     out_ = py::array_t<float>(sizes);
   }
-  step_.out = arrays_.emplace_back(out_, "out")
-                  .floats_out(axes({{"tokens", step_.tokens},
-                                    {"q_heads", shape.q_heads},
-                                    {"head_dim", shape.head_dim}}),
-                              device);
+  step_.out =
+      arrays_.emplace_back(out_, "out")
+          .floats_out(
+              axes({{"tokens", step_.tokens}, {"q_heads", shape.q_heads}, {"head_dim", head_dim}}),
+              device);
   if (!lse.is_none()) {
     step_.lse =
         arrays_.emplace_back(lse, "lse")

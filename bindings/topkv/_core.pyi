@@ -68,6 +68,8 @@ class AttentionShape:
         chunk_len: int = 0,
         row_layer: Sequence[int] = [],
         state_size: Sequence[int] = [],
+        sliding_kv_heads: int = 0,
+        sliding_head_dim: int = 0,
     ) -> None: ...
     @property
     def layers(self) -> int: ...
@@ -89,6 +91,10 @@ class AttentionShape:
     def row_layer(self) -> list[int]: ...
     @property
     def state_size(self) -> list[int]: ...
+    @property
+    def sliding_kv_heads(self) -> int: ...
+    @property
+    def sliding_head_dim(self) -> int: ...
     @property
     def group(self) -> int:
         """Query heads per KV head."""

@@ -255,6 +255,19 @@ void check(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
 
 }  // namespace
 
+void check_supported(const AttentionShape& shape) {
+  if (!attention_supports(shape.head_dim)) {
+    throw Unsupported("head_dim " + std::to_string(shape.head_dim) +
+                      " on a CUDA device; known are 64, 80, 96, 128, 256");
+  }
+  if (shape.has_two_widths()) {
+    throw Unsupported(
+        "layers with a sliding window have other heads than the other layers; a CUDA device takes "
+        "one number of KV heads and one head_dim in all layers, the host (--device cpu) takes "
+        "both");
+  }
+}
+
 bool attention_supports(std::int64_t head_dim) {
   return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
 }

@@ -44,6 +44,9 @@ enum class Into : bool { overwrite, merge };
 /// Whether attend() has a kernel for this head dim.
 bool attention_supports(std::int64_t head_dim);
 
+/// Throws Unsupported for attention of a shape that has no kernels.
+void check_supported(const AttentionShape& shape);
+
 /// Computes the partial of the queries over the rows that they see. It overwrites `partial`, of
 /// [tokens, q_heads] heads in device memory, or is merged into it. A query that sees no row gives
 /// the empty partial (0, -inf). Asynchronous on the stream. Throws Unsupported for a head dim

@@ -99,10 +99,7 @@ class CudaPrefill final : public DevicePrefill {
         nonfinite_(in_flight * nonfinite_flags(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
-    if (!attention_supports(shape.head_dim)) {
-      throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
-                                    shape.head_dim));
-    }
+    check_supported(shape);
     if (!device.takes_rows(store.dtype())) {
       throw Unsupported(
           fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",

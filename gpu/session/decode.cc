@@ -167,10 +167,7 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
 }  // namespace
 
 DecodeBackend make_decode_backend(CudaDevice& device, const SessionShape& shape) {
-  if (!attention_supports(shape.attention.head_dim)) {
-    throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
-                                  shape.attention.head_dim));
-  }
+  check_supported(shape.attention);
   const auto decode = std::make_shared<CudaDecode>(device, shape, device.step_workspaces(shape));
   return {.owner = decode,
           .inputs = decode.get(),

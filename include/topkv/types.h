@@ -127,11 +127,30 @@ struct AttentionShape {
   /// instead of attention: it has no rows, and its state stands for all earlier tokens. 0: the
   /// layer is attention. Empty: every layer is attention.
   std::vector<std::int64_t> state_size = {};
+  /// The KV heads of layers with a sliding window. 0: kv_heads. Indices and searches never meet
+  /// these layers, so that all layers with an index have heads of one kind.
+  std::int64_t sliding_kv_heads = 0;
+  /// The elements of a head in layers with a sliding window. 0: head_dim.
+  std::int64_t sliding_head_dim = 0;
 
-  /// Returns the number of query heads that share a KV head.
+  /// Returns the number of query heads that share a KV head, in layers that attend all tokens.
   std::int64_t group() const { return q_heads / kv_heads; }
   /// Returns the factor on q·k before the softmax: scale, or 1/sqrt(head_dim) when scale is 0.
   float softmax_scale() const;
+  /// Returns the number of KV heads of a layer.
+  std::int64_t kv_heads_of(std::int64_t layer) const {
+    return sliding_kv_heads > 0 && window_of(layer) > 0 ? sliding_kv_heads : kv_heads;
+  }
+  /// Returns the elements of a head in a layer.
+  std::int64_t head_dim_of(std::int64_t layer) const {
+    return sliding_head_dim > 0 && window_of(layer) > 0 ? sliding_head_dim : head_dim;
+  }
+  /// Returns whether layers with a sliding window have other heads than the other layers.
+  bool has_two_widths() const;
+  /// Returns the elements of a token's keys in the layer that has most.
+  std::int64_t widest_kv() const;
+  /// Returns the elements of a head in the layer that has most.
+  std::int64_t widest_head() const;
   /// Returns the sliding window of a layer in tokens. 0: the layer attends all tokens.
   std::int64_t window_of(std::int64_t layer) const {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
@@ -164,9 +183,7 @@ struct AttentionShape {
   /// has rows of the window's tokens alone. Not checked for overflow.
   std::int64_t context_bytes(KvDType dtype, std::int64_t tokens) const;
   /// Returns the bytes of the rows of one token, in all layers: of one more token of a session.
-  std::int64_t bytes_per_token(KvDType dtype) const {
-    return row_layers() * kv_heads * dtype.row_bytes(head_dim);
-  }
+  std::int64_t bytes_per_token(KvDType dtype) const;
   /// Checks the shape. Throws InvalidArgument when:
   /// - layers, q_heads, kv_heads or head_dim is below 1;
   /// - q_heads is not a multiple of kv_heads;
@@ -177,6 +194,8 @@ struct AttentionShape {
   ///   without rows of its own, or a layer with another sliding window;
   /// - state_size is neither empty nor of `layers` entries, or an entry is negative;
   /// - a layer with a recurrent state has a sliding window, or attends rows of another layer;
+  /// - sliding_kv_heads is negative, or q_heads is not a multiple of it;
+  /// - sliding_head_dim is negative, or differs from head_dim while scale is 0;
   /// - no layer is attention.
   void check() const;
 };

@@ -131,9 +131,10 @@ void attend_tile(const Tile& tile, const RowSpan& span, PositionRange keys, OutR
 }  // namespace
 
 void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
-                   const CausalWindow& visible, const RowSpan* spans, PartialView out) {
-  const std::int64_t group = shape.group();
-  const std::int64_t d = shape.head_dim;
+                   const CausalWindow& visible, std::span<const RowSpan> spans, PartialView out) {
+  const std::int64_t kv_heads = std::ssize(spans);
+  const std::int64_t group = queries.heads / kv_heads;
+  const std::int64_t d = queries.head_dim;
   const std::int64_t tile_tokens = std::max<std::int64_t>(1, query_tile / group);
   const std::int64_t tiles = (queries.tokens + tile_tokens - 1) / tile_tokens;
   const std::int64_t rows = spans[0].rows.count();
@@ -153,10 +154,10 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
                 shape.softcap};
   };
   const auto place = [&](const Tile& tile, std::int64_t row) {
-    return (tile.begin + row / group) * shape.q_heads + tile.head + row % group;
+    return (tile.begin + row / group) * queries.heads + tile.head + row % group;
   };
 
-  parallel_for(shape.kv_heads * tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(kv_heads * tiles, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const Tile tile = tile_of(i / tiles, i % tiles);
       const RowSpan& span = spans[i / tiles];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "src/attention/query_view.h"
 #include "topkv/attention.h"
@@ -32,11 +33,11 @@ struct RowSpan {
 };
 
 /// Partials of the queries over those rows of each KV head's span that they may attend.
-/// span_of(kv_head) gives a KV head's rows; out: heads = [tokens, q_heads], overwritten.
+/// spans: one for each KV head. out: heads = [tokens, q_heads], overwritten. shape: gives the scale
+/// and the cap of scores.
 /// Split over threads by KV head, tokens and, for few tokens over many rows, by rows; the split
 /// and so the result do not depend on the number of threads.
 void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
-                   const CausalWindow& visible, const RowSpan* spans /* [kv_heads] */,
-                   PartialView out);
+                   const CausalWindow& visible, std::span<const RowSpan> spans, PartialView out);
 
 }  // namespace topkv

@@ -24,20 +24,22 @@ bool overlap(const Floats& a, const Floats& b) {
 
 void check_sizes(const AttentionShape& shape, const AttentionStep& step) {
   std::int64_t bytes = 0;
-  for (const std::int64_t heads : {shape.q_heads, shape.kv_heads}) {
+  const std::int64_t dim = shape.head_dim_of(step.layer);
+  for (const std::int64_t heads : {shape.q_heads, shape.kv_heads_of(step.layer)}) {
     if (__builtin_mul_overflow(step.tokens, heads, &bytes) ||
-        __builtin_mul_overflow(bytes, shape.head_dim * bytes_of(DType::f32), &bytes)) {
+        __builtin_mul_overflow(bytes, dim * bytes_of(DType::f32), &bytes)) {
       throw InvalidArgument(
           fmt::format("attend: {} tokens of {} heads of {} elements are more bytes than 64 bits "
                       "count; give fewer tokens",
-                      step.tokens, heads, shape.head_dim));
+                      step.tokens, heads, dim));
     }
   }
 }
 
 void check_overlaps(const AttentionShape& shape, const AttentionStep& step) {
-  const std::int64_t q_count = step.tokens * shape.q_heads * shape.head_dim;
-  const std::int64_t kv_count = step.kv_count() * shape.kv_heads * shape.head_dim;
+  const std::int64_t dim = shape.head_dim_of(step.layer);
+  const std::int64_t q_count = step.tokens * shape.q_heads * dim;
+  const std::int64_t kv_count = step.kv_count() * shape.kv_heads_of(step.layer) * dim;
   const Floats out{"out", step.out, q_count};
   const Floats lse{"lse", step.lse, step.tokens * shape.q_heads};
   const auto check = [](const Floats& written, const Floats& other) {

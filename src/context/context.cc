@@ -85,10 +85,11 @@ bool Context::has_index(std::string_view spec) const {
 }
 
 RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
-  if (layer < 0 || layer >= shape_.layers || kv_head < 0 || kv_head >= shape_.kv_heads) {
+  const bool known = layer >= 0 && layer < shape_.layers;
+  if (!known || kv_head < 0 || kv_head >= shape_.kv_heads_of(layer)) {
     throw InvalidArgument(
         fmt::format("rows of layer {}, KV head {}: the context has {} layers of {} KV heads", layer,
-                    kv_head, shape_.layers, shape_.kv_heads));
+                    kv_head, shape_.layers, known ? shape_.kv_heads_of(layer) : shape_.kv_heads));
   }
   if (!shape_.is_attention(layer)) {
     throw InvalidArgument(

@@ -19,6 +19,11 @@ namespace topkv {
 namespace {
 
 void check_key_bias(const AttentionShape& shape, const std::vector<float>& bias) {
+  if (!bias.empty() && shape.has_two_widths()) {
+    throw InvalidArgument(
+        "key_bias is given, and layers with a sliding window have other heads than the other "
+        "layers; expected no key_bias with such a shape");
+  }
   const std::int64_t wanted = shape.layers * shape.kv_heads * 3 * shape.head_dim;
   if (!bias.empty() && std::ssize(bias) != wanted) {
     throw InvalidArgument(
@@ -204,7 +209,7 @@ struct ContextBuilder::State {
   /// were overwritten with what they gave, and by chunks, where a token has several, none are
   /// kept.)
   void keep_queries(const AttentionStep& step) {
-    if (!options.keep_queries) return;
+    if (!options.keep_queries || !shape.attends_all(step.layer)) return;  // it has no index
     const bool has = step.q != nullptr && step.out != step.q && step.q_next == nullptr &&
                      step.q_far == nullptr && step.kv_count() == step.tokens;
     if (!has) return queries.lose(step.layer);

@@ -14,6 +14,14 @@ std::string shape_difference(const AttentionShape& rows, const AttentionShape& w
   compare("query heads", rows.q_heads, wanted.q_heads);
   compare("KV heads", rows.kv_heads, wanted.kv_heads);
   compare("head dim", rows.head_dim, wanted.head_dim);
+  const auto sliding_heads = [](const AttentionShape& shape) {
+    return shape.sliding_kv_heads > 0 ? shape.sliding_kv_heads : shape.kv_heads;
+  };
+  const auto sliding_dim = [](const AttentionShape& shape) {
+    return shape.sliding_head_dim > 0 ? shape.sliding_head_dim : shape.head_dim;
+  };
+  compare("KV heads of layers with a window", sliding_heads(rows), sliding_heads(wanted));
+  compare("head dim of layers with a window", sliding_dim(rows), sliding_dim(wanted));
   compare("scale", rows.softmax_scale(), wanted.softmax_scale());
   compare("softcap", rows.softcap, wanted.softcap);
   compare("chunks of", rows.chunk_len, wanted.chunk_len);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -45,6 +46,28 @@ void check_state_size(const AttentionShape& shape, std::int64_t layer) {
   throw InvalidArgument(fmt::format(
       "attention shape: layer {} has a recurrent state, and also {}; expected one of them", layer,
       shape.window_of(layer) > 0 ? "a sliding window" : "rows of another layer"));
+}
+
+void check_sliding_heads(const AttentionShape& shape) {
+  if (shape.sliding_kv_heads < 0 ||
+      (shape.sliding_kv_heads > 0 && shape.q_heads % shape.sliding_kv_heads != 0)) {
+    throw InvalidArgument(
+        fmt::format("attention shape: sliding_kv_heads is {}; expected a divisor of the {} query "
+                    "heads, or 0 for kv_heads",
+                    shape.sliding_kv_heads, shape.q_heads));
+  }
+  if (shape.sliding_head_dim < 0) {
+    throw InvalidArgument(
+        fmt::format("attention shape: sliding_head_dim is {}; expected 1 or more, or 0 for "
+                    "head_dim",
+                    shape.sliding_head_dim));
+  }
+  if (shape.sliding_head_dim == 0 || shape.sliding_head_dim == shape.head_dim || shape.scale > 0)
+    return;
+  throw InvalidArgument(
+      fmt::format("attention shape: heads of {} elements, of {} in layers with a sliding window, "
+                  "and scale 0; give one scale for both",
+                  shape.head_dim, shape.sliding_head_dim));
 }
 
 /// Checks what each layer keeps.
@@ -126,13 +149,42 @@ std::int64_t AttentionShape::row_layers() const {
   return count;
 }
 
+bool AttentionShape::has_two_widths() const {
+  if (std::ranges::none_of(sliding_window, [](std::int64_t window) { return window > 0; }))
+    return false;
+  return (sliding_kv_heads > 0 && sliding_kv_heads != kv_heads) ||
+         (sliding_head_dim > 0 && sliding_head_dim != head_dim);
+}
+
+std::int64_t AttentionShape::widest_kv() const {
+  std::int64_t most = kv_heads * head_dim;
+  for (std::int64_t layer = 0; layer < layers; ++layer)
+    most = std::max(most, kv_heads_of(layer) * head_dim_of(layer));
+  return most;
+}
+
+std::int64_t AttentionShape::widest_head() const {
+  std::int64_t most = head_dim;
+  for (std::int64_t layer = 0; layer < layers; ++layer) most = std::max(most, head_dim_of(layer));
+  return most;
+}
+
 std::int64_t AttentionShape::context_bytes(KvDType dtype, std::int64_t tokens) const {
-  std::int64_t rows = 0;
+  std::int64_t bytes = 0;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     if (!has_rows(layer)) continue;
-    rows += window_of(layer) > 0 ? std::min(window_of(layer), tokens) : tokens;
+    const std::int64_t rows = window_of(layer) > 0 ? std::min(window_of(layer), tokens) : tokens;
+    bytes += rows * kv_heads_of(layer) * dtype.row_bytes(head_dim_of(layer));
   }
-  return rows * kv_heads * dtype.row_bytes(head_dim);
+  return bytes;
+}
+
+std::int64_t AttentionShape::bytes_per_token(KvDType dtype) const {
+  std::int64_t bytes = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    if (has_rows(layer)) bytes += kv_heads_of(layer) * dtype.row_bytes(head_dim_of(layer));
+  }
+  return bytes;
 }
 
 void AttentionShape::check() const {
@@ -150,6 +202,7 @@ void AttentionShape::check() const {
     throw InvalidArgument(fmt::format(
         "attention shape: {} query heads cannot share {} KV heads evenly", q_heads, kv_heads));
   }
+  check_sliding_heads(*this);
   if (!std::isfinite(scale) || scale < 0) {
     throw InvalidArgument(
         fmt::format("attention shape: scale is {}; it must be positive, or 0 for "

@@ -47,7 +47,7 @@ void OwnRowsSource::attend(const StepBlock& block) {
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head)
     spans_.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
   partial_.reset(block.host.exact.heads, block.host.exact.head_dim);
-  attend_tokens(session_.shape, block.queries, {}, spans_.data(), partial_.view());
+  attend_tokens(session_.shape, block.queries, {}, spans_, partial_.view());
   merge(block.host.exact, partial_.view());
   session_.times(layer).tail += attending.seconds();
 }

@@ -196,7 +196,7 @@ void RuledSource::attend_all(const StepBlock& round) {
         attend_tokens(of,
                       {&of_head.queries[static_cast<std::size_t>(i * d)], 1, same, d,
                        queries.first + token(i) - window.window},
-                      {}, &between, of_head.retrieved.view().part(i, same));
+                      {}, {&between, 1}, of_head.retrieved.view().part(i, same));
       }
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = heads_.place(head, i);

@@ -27,7 +27,8 @@ SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& 
   const std::int64_t most = most_tokens(options, context_tokens);
   SessionShape out;
   out.attention = shape;
-  for (std::int64_t& window : out.attention.sliding_window) window = std::min(window, most);
+  for (std::int64_t& window : out.attention.sliding_window)
+    window = std::min(window, std::max<std::int64_t>(most, 1));
   out.window = std::min(options.window, most);
   out.sinks = std::min(options.sinks, most);
   out.dense_layers = std::min(options.dense_layers, shape.layers);
@@ -50,7 +51,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
       indices{segments[0].find(options.index), nullptr},
       tail(segments[0].find(options.tail)),
       step_times(static_cast<std::size_t>(shape.layers)) {
-  load_spans.reserve(static_cast<std::size_t>(shape.kv_heads));
+  load_spans.reserve(static_cast<std::size_t>(std::max(shape.kv_heads, shape.sliding_kv_heads)));
   if (indices[0] != nullptr && !indices[0]->spec.factory().traits().finds) indices[1] = indices[0];
   own->rows().use_channels(segments[0].states->rows(), context->tokens());
   spec.rows = context->dtype();
@@ -146,7 +147,7 @@ void SessionCore::load(PositionRange layers) {
   load_spans.clear();
   const auto lock = device.compute()->lock();
   for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::int64_t head = 0; head < shape.kv_heads_of(layer); ++head) {
       const RowsView none{};  // of a recurrence
       load_spans.push_back({shape.is_attention(layer) ? segments.back().rows(layer, head) : none,
                             segments.back().first});

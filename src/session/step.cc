@@ -30,7 +30,7 @@ double searching(const Step& step) {
 /// head_dim].
 void check_finite(const Step& step, std::string_view what, const float* x, std::int64_t tokens,
                   std::int64_t heads) {
-  const std::int64_t d = step.session->shape.head_dim;
+  const std::int64_t d = step.session->shape.head_dim_of(step.layer());
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
   throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
@@ -92,7 +92,8 @@ void begin_step(Step& step) {
   const std::int64_t first = of.position(step.layer()) + step.skipped;
   step.joined = false;
   step.searched = of.searches(step.layer(), first + step.tensors.tokens);
-  step.queries = {nullptr, step.tensors.tokens, of.shape.q_heads, of.shape.head_dim, first};
+  step.queries = {nullptr, step.tensors.tokens, of.shape.q_heads,
+                  of.shape.head_dim_of(step.layer()), first};
   of.backend.inputs->begin(step.tensors, first, of.sees);
 }
 
@@ -105,10 +106,11 @@ void append_rows(const Step& step, const AttentionStep& given) {
   if (!of.shape.has_rows(layer)) {
     of.own->rows().extend(layer, rows);
   } else if (rows > 0) {
-    check_finite(step, "K", given.k, rows, of.shape.kv_heads);
-    check_finite(step, "V", given.v, rows, of.shape.kv_heads);
+    const std::int64_t kv_heads = of.shape.kv_heads_of(layer);
+    check_finite(step, "K", given.k, rows, kv_heads);
+    check_finite(step, "V", given.v, rows, kv_heads);
     const auto view = [&](const float* x) {
-      return TensorView::tokens_first(x, DType::f32, rows, of.shape.kv_heads, of.shape.head_dim);
+      return TensorView::tokens_first(x, DType::f32, rows, kv_heads, of.shape.head_dim_of(layer));
     };
     of.own->rows().append(layer, view(given.k), view(given.v));
   }
@@ -161,16 +163,18 @@ AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, 
                         std::int64_t tokens) {
   const bool reads = step.kv_count() == 0;
   AttentionStep part = step;
+  const std::int64_t q_width = shape.q_heads * shape.head_dim_of(step.layer);
   part.tokens = tokens;
   for (const float** q : {&part.q, &part.q_next, &part.q_far})
-    if (*q != nullptr) *q += begin * shape.q_heads * shape.head_dim;
-  part.out += begin * shape.q_heads * shape.head_dim;
+    if (*q != nullptr) *q += begin * q_width;
+  part.out += begin * q_width;
   if (step.lse != nullptr) part.lse += begin * shape.q_heads;
   part.kv_first = 0;
   part.kv_tokens = reads ? 0 : tokens;
   if (!reads && step.k != nullptr) {
-    part.k += begin * shape.kv_heads * shape.head_dim;
-    part.v += begin * shape.kv_heads * shape.head_dim;
+    const std::int64_t kv_width = shape.kv_heads_of(step.layer) * shape.head_dim_of(step.layer);
+    part.k += begin * kv_width;
+    part.v += begin * kv_width;
   }
   return part;
 }

@@ -84,21 +84,25 @@ std::int64_t RowStore::bytes_while_read(const AttentionShape& shape, KvDType dty
 }
 
 std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtype) {
-  checked_product(shape.head_dim, 8);  // more than an element takes
-  return checked_product(checked_product(shape.row_layers(), shape.kv_heads),
-                         dtype.row_bytes(shape.head_dim));
+  std::int64_t bytes = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!shape.has_rows(layer)) continue;
+    checked_product(shape.head_dim_of(layer), 8);  // more than an element takes
+    const std::int64_t of_layer =
+        checked_product(shape.kv_heads_of(layer), dtype.row_bytes(shape.head_dim_of(layer)));
+    if (__builtin_add_overflow(bytes, of_layer, &bytes))
+      throw InvalidArgument("the rows of a token are beyond 64 bits of bytes");
+  }
+  return bytes;
 }
 
 RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity,
                    std::string owner, SlidingRows sliding)
-    : kv_heads_(shape.kv_heads),
-      head_dim_(shape.head_dim),
-      dtype_(dtype),
+    : dtype_(dtype),
       capacity_(capacity),
       owner_(std::move(owner)),
       sliding_(sliding),
-      half_bytes_{vector_bytes(dtype.keys, shape.head_dim),
-                  vector_bytes(dtype.values, shape.head_dim)},
+      channels_per_layer_(shape.widest_kv()),
       chunk_len_(shape.chunk_len),
       sizes_(static_cast<std::size_t>(shape.layers)) {
   if (capacity < 0) {
@@ -108,12 +112,15 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
   checked_product(bytes_per_token(shape, dtype), capacity);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     row_layers_.push_back(shape.row_layer_of(layer));
-    arrays_.push_back({.window = shape.has_rows(layer) ? shape.window_of(layer) : -1});
+    const std::int64_t dim = shape.head_dim_of(layer);
+    arrays_.push_back(
+        {.window = shape.has_rows(layer) ? shape.window_of(layer) : -1,
+         .kv_heads = shape.kv_heads_of(layer),
+         .head_dim = dim,
+         .half_bytes = {vector_bytes(dtype.keys, dim), vector_bytes(dtype.values, dim)}});
   }
-  if (in_blocks(dtype.keys)) {
-    channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
-                     1.0F);
-  }
+  if (in_blocks(dtype.keys))
+    channels_.assign(static_cast<std::size_t>(shape.layers * channels_per_layer_), 1.0F);
 }
 
 RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity,
@@ -156,7 +163,7 @@ void RowStore::count_rows(const std::vector<std::int64_t>& first_rows) {
 void RowStore::set_rows(LayerArrays& arrays, std::int64_t rows, std::int64_t largest_page) const {
   arrays.rows = rows;
   for (const int half : {0, 1}) {
-    const std::int64_t bytes = checked_product(half_bytes_[half], rows);
+    const std::int64_t bytes = checked_product(arrays.half_bytes[half], rows);
     arrays.bytes[half] = round_up(bytes, bytes >= largest_page ? largest_page : small_page);
   }
 }
@@ -172,9 +179,8 @@ void RowStore::reserve_memory(std::int64_t budget) {
 
 void RowStore::check_memory(const std::vector<LayerArrays>& arrays,
                             std::string_view otherwise) const {
-  std::int64_t rows = 0;
-  for (const LayerArrays& of : arrays) rows += of.rows;
-  std::int64_t wanted = rows * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
+  std::int64_t wanted = 0;
+  for (const LayerArrays& of : arrays) wanted += of.rows * of.row_bytes();
   if (budget_ == 0) wanted -= bytes();  // rows that are there have their memory
   const std::int64_t available = budget_ > 0 ? budget_ : available_host_memory();
   if (wanted <= available) return;
@@ -191,7 +197,7 @@ std::int64_t RowStore::lay_out(std::vector<LayerArrays>& arrays, std::size_t reg
     if (!is_in(region, layer)) continue;
     LayerArrays& of = arrays[static_cast<std::size_t>(layer)];
     of.data = data == nullptr ? nullptr : data + bytes;
-    if (__builtin_add_overflow(bytes, checked_product(kv_heads_, of.bytes[0] + of.bytes[1]),
+    if (__builtin_add_overflow(bytes, checked_product(of.kv_heads, of.bytes[0] + of.bytes[1]),
                                &bytes))
       throw InvalidArgument("the rows are beyond 64 bits of bytes");
   }
@@ -203,7 +209,7 @@ std::byte* RowStore::row(const LayerArrays& arrays, std::int64_t kv_head, Half h
   const bool keys = half == Half::keys;
   const std::int64_t array =
       kv_head * (arrays.bytes[0] + arrays.bytes[1]) + (keys ? 0 : arrays.bytes[0]);
-  const std::int64_t rows = (position - arrays.first) * half_bytes_[keys ? 0 : 1];
+  const std::int64_t rows = (position - arrays.first) * arrays.half_bytes[keys ? 0 : 1];
   // As a number: the row of position 0 may lie before the memory.
   return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(arrays.data) +
                                       static_cast<std::uintptr_t>(array + rows));
@@ -211,22 +217,24 @@ std::byte* RowStore::row(const LayerArrays& arrays, std::int64_t kv_head, Half h
 
 KeyView RowStore::view(std::int64_t layer, std::int64_t kv_head, Half half) const {
   const bool keys = half == Half::keys;
+  const LayerArrays& of = arrays_of(layer);
+  const std::int64_t dim = of.head_dim;
   const float* channels =
-      keys && !channels_.empty() ? this->channels(layer) + kv_head * head_dim_ : nullptr;
-  return {row(arrays_of(layer), kv_head, half, 0),
+      keys && !channels_.empty() ? this->channels(layer) + kv_head * dim : nullptr;
+  return {row(of, kv_head, half, 0),
           keys ? dtype_.keys : dtype_.values,
           size(layer),
-          head_dim_,
-          half_bytes_[keys ? 0 : 1],
+          dim,
+          of.half_bytes[keys ? 0 : 1],
           channels,
-          keys && bias_ ? bias(layer) + kv_head * 3 * head_dim_ : nullptr,
+          keys && bias_ ? bias(layer) + kv_head * 3 * dim : nullptr,
           first_position_,
           chunk_len_};
 }
 
 float* RowStore::channels(std::int64_t layer) const {
   if (channels_.empty()) return nullptr;
-  return const_cast<float*>(channels_.data()) + row_layer(layer) * kv_heads_ * head_dim_;
+  return const_cast<float*>(channels_.data()) + row_layer(layer) * channels_per_layer_;
 }
 
 void RowStore::set_bias(std::shared_ptr<const std::vector<float>> bias,
@@ -237,7 +245,7 @@ void RowStore::set_bias(std::shared_ptr<const std::vector<float>> bias,
 }
 
 const float* RowStore::bias(std::int64_t layer) const {
-  return bias_ ? bias_->data() + row_layer(layer) * kv_heads_ * 3 * head_dim_ : nullptr;
+  return bias_ ? bias_->data() + row_layer(layer) * 3 * channels_per_layer_ : nullptr;
 }
 
 void RowStore::use_channels(const RowStore& other, std::int64_t first_position) {
@@ -255,26 +263,27 @@ void RowStore::forget_channels() {
   if (channels_chosen_) return;
   for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer) {
     if (size(layer) == 0 && has_rows(layer) && !channels_.empty())
-      std::fill_n(channels(layer), kv_heads_ * head_dim_, 1.0F);
+      std::fill_n(channels(layer), channels_per_layer_, 1.0F);
   }
 }
 
 void RowStore::choose_channels_by(std::int64_t layer, const TensorView& keys) {
   constexpr std::int64_t most = 1024;  // tokens that are enough
   const std::int64_t tokens = std::min(keys.tokens, most);
-  parallel_for_alone(kv_heads_, 1, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> first(static_cast<std::size_t>(tokens * head_dim_));
+  const std::int64_t dim = keys.head_dim;
+  parallel_for_alone(keys.heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> first(static_cast<std::size_t>(tokens * dim));
     for (std::int64_t head = begin; head < end; ++head) {
       for (std::int64_t t = 0; t < tokens; ++t)
-        to_float(keys.at(t, head), keys.dtype, head_dim_, first.data() + t * head_dim_);
-      if (first_not_finite(first.data(), tokens * head_dim_) >= 0) continue;  // told below
+        to_float(keys.at(t, head), keys.dtype, dim, first.data() + t * dim);
+      if (first_not_finite(first.data(), tokens * dim) >= 0) continue;  // told below
       const KeyView half = view(layer, head, Half::keys);
       for (std::int64_t t = 0; half.bias != nullptr && t < tokens; ++t) {
         const float* bias = bias_at(half, t);
-        for (std::int64_t i = 0; i < head_dim_; ++i)
-          first[static_cast<std::size_t>(t * head_dim_ + i)] -= bias[i];
+        for (std::int64_t i = 0; i < dim; ++i)
+          first[static_cast<std::size_t>(t * dim + i)] -= bias[i];
       }
-      choose_channels(first.data(), tokens, head_dim_, channels(layer) + head * head_dim_);
+      choose_channels(first.data(), tokens, dim, channels(layer) + head * dim);
     }
   });
 }
@@ -290,8 +299,9 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
         row_layer(layer) == layer ? std::string("keeps a recurrent state")
                                   : fmt::format("attends the rows of layer {}", row_layer(layer))));
   }
-  check_tensor(keys, "keys", keys.tokens, kv_heads_, head_dim_);
-  check_tensor(values, "values", keys.tokens, kv_heads_, head_dim_);
+  const LayerArrays& of = arrays_of(layer);
+  check_tensor(keys, "keys", keys.tokens, of.kv_heads, of.head_dim);
+  check_tensor(values, "values", keys.tokens, of.kv_heads, of.head_dim);
   const std::int64_t tokens = keys.tokens;
   const std::int64_t start = size(layer);
   if (tokens > capacity_ - start) {
@@ -328,14 +338,15 @@ void RowStore::append_last(std::int64_t layer, const TensorView& keys, const Ten
 
 void RowStore::round_rows(std::int64_t layer, const TensorView& keys, const TensorView& values,
                           std::int64_t start, PositionRange range, bool kept) {
+  const LayerArrays& of = arrays_of(layer);
   // Alone: a caller may hold a device's lock.
   parallel_for_alone(
-      kv_heads_ * range.size(), append_grain, [&](std::int64_t begin, std::int64_t end) {
+      of.kv_heads * range.size(), append_grain, [&](std::int64_t begin, std::int64_t end) {
         thread_local std::vector<float> scratch;  // appending one token must not allocate
         thread_local std::vector<std::byte> unkept;
-        scratch.resize(static_cast<std::size_t>(head_dim_));
+        scratch.resize(static_cast<std::size_t>(of.head_dim));
         if (!kept)
-          unkept.resize(static_cast<std::size_t>(std::max(half_bytes_[0], half_bytes_[1])));
+          unkept.resize(static_cast<std::size_t>(std::max(of.half_bytes[0], of.half_bytes[1])));
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t head = i / range.size();
           const std::int64_t token = range.begin + i % range.size();
@@ -360,7 +371,11 @@ void RowStore::round_rows(std::int64_t layer, const TensorView& keys, const Tens
 }
 
 void RowStore::choose_pages(std::int64_t tokens) {
-  if (huge_pages_ || tokens * std::max(half_bytes_[0], half_bytes_[1]) < huge_page) return;
+  if (huge_pages_) return;
+  const auto is_short = [&](const LayerArrays& of) {
+    return tokens * std::max(of.half_bytes[0], of.half_bytes[1]) < huge_page;
+  };
+  if (std::ranges::all_of(arrays_, is_short)) return;
   regions_[0].use_huge_pages();
   huge_pages_ = true;
 }
@@ -422,10 +437,10 @@ void RowStore::slide(std::int64_t layer) {
   const std::int64_t first = size(layer) - rows;
   if (first == of.first) return;
   // On this thread: a parallel loop that is stopped would leave the rows of some heads moved.
-  for (std::int64_t i = 0; i < kv_heads_ * 2; ++i) {
+  for (std::int64_t i = 0; i < of.kv_heads * 2; ++i) {
     const Half half = i % 2 == 0 ? Half::keys : Half::values;
     std::memmove(row(of, i / 2, half, of.first), row(of, i / 2, half, first),
-                 static_cast<std::size_t>(rows * half_bytes_[i % 2]));
+                 static_cast<std::size_t>(rows * of.half_bytes[i % 2]));
   }
   of.first = first;
 }
@@ -484,13 +499,13 @@ void RowStore::copy_rows(const LayerArrays& from, const LayerArrays& to,
       const Half half = i % 2 == 0 ? Half::keys : Half::values;
       const std::byte* const of = row(from, i / 2, half, range.begin);
       std::byte* const there = row(to, i / 2, half, range.begin);
-      parallel_for(range.size() * half_bytes_[i % 2], copy_grain,
+      parallel_for(range.size() * from.half_bytes[i % 2], copy_grain,
                    [&](std::int64_t first, std::int64_t last) {
                      std::copy(of + first, of + last, there + first);
                    });
     }
   };
-  parallel_for_alone(kv_heads_ * 2, 1, copy);  // a caller may hold a device's lock
+  parallel_for_alone(from.kv_heads * 2, 1, copy);  // a caller may hold a device's lock
 }
 
 void RowStore::copy_from(const RowStore& other) {
@@ -514,10 +529,11 @@ void RowStore::copy_from(const RowStore& other) {
 }
 
 std::int64_t RowStore::bytes() const {
-  std::int64_t rows = 0;
-  for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer)
-    rows += has_rows(layer) ? size(layer) - first_row(layer) : 0;
-  return rows * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
+  std::int64_t bytes = 0;
+  for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer) {
+    if (has_rows(layer)) bytes += (size(layer) - first_row(layer)) * arrays_of(layer).row_bytes();
+  }
+  return bytes;
 }
 
 RowsView RowStore::rows(std::int64_t layer, std::int64_t kv_head) const {

@@ -103,7 +103,8 @@ class RowStore {
   std::int64_t first_row(std::int64_t layer) const { return arrays_of(layer).first; }
   /// Whether a layer can go back to `tokens` tokens: it has the rows that the next token attends.
   bool can_go_back(std::int64_t layer, std::int64_t tokens) const;
-  /// Where the scales of a layer's channels lie, [kv_heads, head_dim], all 1 before the first
+  /// Where the scales of a layer's channels lie, [kv_heads, head_dim], then 1 up to the channels of
+  /// the widest layer; all 1 before the first
   /// tokens; for such a writer to choose before it puts any there. Null: keys have none.
   float* channels(std::int64_t layer) const;
   /// Those that were chosen by tokens which have been taken back are 1 again, where none came
@@ -165,10 +166,16 @@ class RowStore {
   /// The arrays of a layer, [kv_heads, keys then values, rows]. Row 0 of each has position first.
   struct LayerArrays {
     std::int64_t window = -1;  // the sliding window; 0: none; -1: the layer has no rows of its own
-    std::int64_t rows = 0;     // that an array has memory for
+    std::int64_t kv_heads = 0;
+    std::int64_t head_dim = 0;
+    std::int64_t half_bytes[2] = {0, 0};  // of one K, one V
+    std::int64_t rows = 0;                // that an array has memory for
     std::int64_t first = 0;
     std::int64_t bytes[2] = {0, 0};  // of an array of K, of V, padded to whole pages
     std::byte* data = nullptr;
+
+    /// Bytes of K and V of one token.
+    std::int64_t row_bytes() const { return kv_heads * (half_bytes[0] + half_bytes[1]); }
   };
 
   /// Of no memory yet.
@@ -223,18 +230,16 @@ class RowStore {
 
   std::vector<std::int64_t> row_layers_;  // per layer
   std::vector<LayerArrays> arrays_;       // per layer
-  std::int64_t kv_heads_;
-  std::int64_t head_dim_;
   KvDType dtype_;
   std::int64_t capacity_;
   std::int64_t budget_ = 0;
   std::string owner_;
   SlidingRows sliding_;
-  std::int64_t half_bytes_[2];                      // of one K, one V
   Region regions_[2];                               // the second: of layers that keep last rows
-  std::vector<float> channels_;                     // [layers, kv_heads, head_dim], or none
+  std::int64_t channels_per_layer_;                 // of the widest layer
+  std::vector<float> channels_;                     // [layers, channels_per_layer], or none
   bool channels_chosen_ = false;                    // for good
-  std::shared_ptr<const std::vector<float>> bias_;  // [layers, kv_heads, 3, head_dim]; null: none
+  std::shared_ptr<const std::vector<float>> bias_;  // [layers, 3, channels_per_layer]; null: none
   std::int64_t first_position_ = 0;                 // of the bias
   std::shared_ptr<void> lender_;                    // of the arrays, where there are no regions
   bool huge_pages_ = false;                         // what regions_[0] commits by now

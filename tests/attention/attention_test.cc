@@ -239,8 +239,8 @@ TEST_P(AttendTokens, EqualsFloat64) {
   const std::vector<RowSpan> spans = {{f.store.rows(0, 0), c.first}, {f.store.rows(0, 1), c.first}};
   const std::int64_t q_first = c.first + c.rows - c.tokens;
   Partial out(c.tokens * shape.q_heads, c.head_dim);
-  attend_tokens(shape, {q.data(), c.tokens, shape.q_heads, c.head_dim, q_first}, visible,
-                spans.data(), out.view());
+  attend_tokens(shape, {q.data(), c.tokens, shape.q_heads, c.head_dim, q_first}, visible, spans,
+                out.view());
   for (std::int64_t t = 0; t < c.tokens; ++t) {
     const std::int64_t p = q_first + t;
     for (std::int64_t h = 0; h < shape.q_heads; ++h) {
@@ -310,7 +310,7 @@ TEST(AttendTokens, RowsOutsideEveryWindowGiveTheEmptyPartial) {
   const auto q = random_floats(2 * 16, 2);
   const RowSpan span{f.store.rows(0, 0), 0};
   Partial out = random_partial(2, 16, 1);
-  attend_tokens(shape, {q.data(), 1, 2, 16, 5000}, {64, 0}, &span, out.view());
+  attend_tokens(shape, {q.data(), 1, 2, 16, 5000}, {64, 0}, {&span, 1}, out.view());
   EXPECT_EQ(out.lse()[0], empty_lse);
   for (const float x : out.out()) EXPECT_EQ(x, 0.0F);
 }
@@ -322,7 +322,7 @@ TEST(AttendTokens, DenseOverManyRowsIsSplitAndStillEqualsFloat64) {
   const auto q = random_floats(2 * 2 * 8, 4);
   const RowSpan span{f.store.rows(0, 0), 0};
   Partial out(4, 8);
-  attend_tokens(shape, {q.data(), 2, 2, 8, rows - 2}, {}, &span, out.view());
+  attend_tokens(shape, {q.data(), 2, 2, 8, rows - 2}, {}, {&span, 1}, out.view());
   for (std::int64_t i = 0; i < 4; ++i) {
     const auto want = reference::attend(f.heads[0], &q[i * 8], shape.softmax_scale(),
                                         [&](std::int64_t x) { return x <= rows - 2 + i / 2; });

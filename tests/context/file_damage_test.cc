@@ -289,6 +289,12 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   with("\"chunk_len\": 0", "\"sliding_window\": [1, 2], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": [-1], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": {}, \"chunk_len\": 0");
+  for (const std::string value : {"-1", "1048577", "[4]", "3"})
+    with("\"chunk_len\": 0",
+         "\"sliding_window\": [8], \"sliding_kv_heads\": " + value + ", \"chunk_len\": 0");
+  for (const std::string value : {"-1", "1048577", "[4]", "16"})  // 16: without a scale
+    with("\"chunk_len\": 0",
+         "\"sliding_window\": [8], \"sliding_head_dim\": " + value + ", \"chunk_len\": 0");
   for (const std::string value : {"[1]", "[-1]", "[0, 0]", "[0.5]", "{}", "0"})
     with("\"chunk_len\": 0", "\"row_layer\": " + value + ", \"chunk_len\": 0");
   for (const std::string value : {"[1]", "[-1]", "[0, 1]", "[1e300]", "{}", "[1099511627777]"})

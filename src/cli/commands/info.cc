@@ -197,11 +197,12 @@ Need need_of(const ModelConfig& config, const InfoFlags& flags, const WeightsFou
 
 std::string sliding_text(const AttentionShape& shape, KvDType dtype) {
   std::int64_t sliding = 0;
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer)
-    sliding += shape.has_rows(layer) && shape.window_of(layer) > 0 ? 1 : 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (shape.has_rows(layer) && shape.window_of(layer) > 0)
+      sliding += shape.kv_heads_of(layer) * dtype.row_bytes(shape.head_dim_of(layer));
+  }
   if (sliding == 0) return {};
-  return fmt::format("; {} of it are kept for a sliding window's tokens alone",
-                     byte_text(sliding * shape.kv_heads * dtype.row_bytes(shape.head_dim)));
+  return fmt::format("; {} of it are kept for a sliding window's tokens alone", byte_text(sliding));
 }
 
 // Empty: no layer has a recurrent state.

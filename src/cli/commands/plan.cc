@@ -77,7 +77,7 @@ Reading reading_of(const PlanFlags& flags, const PlanRequest& request,
     const auto window = static_cast<double>(shape.window_of(layer));
     const double pairs = window > 0 && window < tokens ? tokens * window : tokens * tokens / 2;
     // A multiplication and an addition for each element of a key, and of a value.
-    reading.dense_flop += 4 * pairs * static_cast<double>(shape.q_heads * shape.head_dim);
+    reading.dense_flop += 4 * pairs * static_cast<double>(shape.q_heads * shape.head_dim_of(layer));
   }
   const bool window =
       flags.prefill.mode.empty() ? reading.long_on_host() : flags.prefill.mode == "window";

@@ -73,7 +73,8 @@ class Saving {
     check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
-    if (meta_.shape.row_layers() < meta_.shape.layers || !meta_.first_rows.empty())
+    if (meta_.shape.row_layers() < meta_.shape.layers || !meta_.first_rows.empty() ||
+        meta_.shape.has_two_widths())
       table_.version = FileTable::newest_version;
     table_.sections = sections_of(meta_, {.tokens = !origin.tokens.empty(),
                                           .queries = queries,

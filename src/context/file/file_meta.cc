@@ -112,6 +112,8 @@ std::string write_meta(const FileMeta& meta) {
   if (!meta.shape.sliding_window.empty()) json["sliding_window"] = meta.shape.sliding_window;
   if (!meta.shape.row_layer.empty()) json["row_layer"] = meta.shape.row_layer;
   if (!meta.shape.state_size.empty()) json["state_size"] = meta.shape.state_size;
+  if (meta.shape.sliding_kv_heads != 0) json["sliding_kv_heads"] = meta.shape.sliding_kv_heads;
+  if (meta.shape.sliding_head_dim != 0) json["sliding_head_dim"] = meta.shape.sliding_head_dim;
   json["chunk_len"] = meta.shape.chunk_len;
   json["kv_dtype"] = meta.dtype.name();
   json["indices"] = nlohmann::ordered_json::array();
@@ -149,6 +151,8 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
       of_layers(json, "sliding_window", "a list of tokens, one number for each layer");
   shape.row_layer = of_layers(json, "row_layer", "a list of layers, one number for each layer");
   shape.state_size = of_layers(json, "state_size", "a list of sizes, one number for each layer");
+  shape.sliding_kv_heads = json.integer("sliding_kv_heads", 0, most_heads, 0);
+  shape.sliding_head_dim = json.integer("sliding_head_dim", 0, most_heads, 0);
   shape.chunk_len = json.integer("chunk_len", 0, most_tokens);
   meta.first_rows = of_layers(json, "first_rows", "a list of positions, one number for each layer");
   meta.indices = indices_of(json, path);

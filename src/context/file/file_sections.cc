@@ -15,8 +15,10 @@ namespace topkv {
 std::string too_few_sections(const FileMeta& meta, std::int64_t sections) {
   // Rows have two for each KV head of a layer that has rows of its own.
   const AttentionShape& shape = meta.shape;
-  const std::int64_t row_layers = shape.row_layers();
-  if (row_layers > sections || shape.kv_heads > sections / (2 * row_layers))
+  std::int64_t heads = 0;  // kv_heads are at most 2^20, as are layers
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+    heads += shape.has_rows(layer) ? shape.kv_heads_of(layer) : 0;
+  if (heads > sections / 2)
     return fmt::format("{} layers of {} KV heads", shape.layers, shape.kv_heads);
   // Indices have one or two for each KV head of a layer that has an index. Of others there is a
   // place in memory, a little larger than a section's in the table.
@@ -49,19 +51,19 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
     add(SectionKind::tokens, 0, 0, 0, meta.tokens * static_cast<std::int64_t>(sizeof(Token)));
   if (in_blocks(meta.dtype.keys)) {
     add(SectionKind::channels, 0, 0, 0,
-        shape.layers * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(sizeof(float)));
+        shape.layers * shape.widest_kv() * static_cast<std::int64_t>(sizeof(float)));
     if (has.bias) {
       add(SectionKind::bias, 0, 0, 0,
-          shape.layers * shape.kv_heads * 3 * shape.head_dim *
-              static_cast<std::int64_t>(sizeof(float)));
+          shape.layers * 3 * shape.widest_kv() * static_cast<std::int64_t>(sizeof(float)));
     }
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     const std::int64_t rows = meta.tokens - meta.first_row(layer);
-    for (std::int64_t head = 0; shape.has_rows(layer) && head < shape.kv_heads; ++head) {
-      add(SectionKind::keys, 0, layer, head, rows * vector_bytes(meta.dtype.keys, shape.head_dim));
-      add(SectionKind::values, 0, layer, head,
-          rows * vector_bytes(meta.dtype.values, shape.head_dim));
+    if (!shape.has_rows(layer)) continue;
+    const std::int64_t dim = shape.head_dim_of(layer);
+    for (std::int64_t head = 0; head < shape.kv_heads_of(layer); ++head) {
+      add(SectionKind::keys, 0, layer, head, rows * vector_bytes(meta.dtype.keys, dim));
+      add(SectionKind::values, 0, layer, head, rows * vector_bytes(meta.dtype.values, dim));
     }
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {

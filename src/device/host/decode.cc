@@ -27,16 +27,15 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
              const PositionRange& /*sees*/) override {
     const AttentionShape& a = shape_.attention;
     given_ = step;
-    queries_ = {step.q, step.tokens, a.q_heads, a.head_dim, first};
-    out_.reset(step.tokens * a.q_heads, a.head_dim);
+    queries_ = {step.q, step.tokens, a.q_heads, a.head_dim_of(step.layer), first};
+    out_.reset(step.tokens * a.q_heads, queries_.head_dim);
     if (scanner_) scanner_->begin_step(queries_, out_.view());
   }
 
   AttentionStep wait_for_inputs() override { return given_; }
 
   PartialView host_partial_buffer() override {
-    const AttentionShape& a = shape_.attention;
-    buffer_.reset(queries_.tokens * a.q_heads, a.head_dim);
+    buffer_.reset(queries_.tokens * queries_.heads, queries_.head_dim);
     return buffer_.view();
   }
 
@@ -66,8 +65,8 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
     if (rows[0].rows.count() == 0) return;
     reach_fault("session.window");
     const AttentionShape& a = shape_.attention;
-    part_.reset(queries_.tokens * a.q_heads, a.head_dim);
-    attend_tokens(a, queries_, shape_.always_attended(layer), rows.data(), part_.view());
+    part_.reset(queries_.tokens * a.q_heads, queries_.head_dim);
+    attend_tokens(a, queries_, shape_.always_attended(layer), rows, part_.view());
     merge(out_.view(), part_.view());
   }
 

@@ -33,7 +33,7 @@ class HostPrefill final : public DevicePrefill {
 
  private:
   void check_queries(const AttentionStep& step, std::int64_t first) const {
-    const std::int64_t d = shape_.head_dim;
+    const std::int64_t d = shape_.head_dim_of(step.layer);
     for (const float* q : {step.q, step.q_next, step.q_far}) {
       if (q == nullptr) continue;
       const std::int64_t bad = first_not_finite(q, step.tokens * shape_.q_heads * d);
@@ -45,15 +45,15 @@ class HostPrefill final : public DevicePrefill {
   }
 
   void append_and_attend(const AttentionStep& step, std::int64_t first) {
-    const std::int64_t d = shape_.head_dim;
+    const std::int64_t d = shape_.head_dim_of(step.layer);
+    const std::int64_t kv_heads = shape_.kv_heads_of(step.layer);
     const std::int64_t heads = step.tokens * shape_.q_heads;
     const std::int64_t kept = step.kv_count();
     if (!store_.has_rows(step.layer)) {
       store_.extend(step.layer, kept);  // the layer whose rows it attends has them
     } else if (kept > 0) {
-      store_.append(step.layer,
-                    TensorView::tokens_first(step.k, DType::f32, kept, shape_.kv_heads, d),
-                    TensorView::tokens_first(step.v, DType::f32, kept, shape_.kv_heads, d));
+      store_.append(step.layer, TensorView::tokens_first(step.k, DType::f32, kept, kv_heads, d),
+                    TensorView::tokens_first(step.v, DType::f32, kept, kv_heads, d));
     }
     const TokenQueries queries{step.q, step.tokens, shape_.q_heads, d, first};
     lse_.reset(heads, 0);
@@ -100,10 +100,10 @@ class HostPrefill final : public DevicePrefill {
   void attend_span(std::int64_t layer, const TokenQueries& queries, PositionRange range,
                    std::int64_t position, PartialView out) {
     spans_.clear();
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    for (std::int64_t head = 0; head < shape_.kv_heads_of(layer); ++head) {
       spans_.push_back({store_.rows(layer, head).part(range), position});
     }
-    attend_tokens(shape_, queries, visible_[static_cast<std::size_t>(layer)], spans_.data(), out);
+    attend_tokens(shape_, queries, visible_[static_cast<std::size_t>(layer)], spans_, out);
   }
 
   AttentionShape shape_;

@@ -28,11 +28,12 @@ class Outputs {
   Outputs(ComputeDevice& device, const AttentionShape& shape, std::int64_t most_tokens)
       : device_(device),
         shape_(shape),
-        out_(device.allocate(most_tokens * shape.q_heads * shape.head_dim * 4, "fidelity")),
+        out_(device.allocate(most_tokens * shape.q_heads * shape.widest_head() * 4, "fidelity")),
         lse_(device.allocate(most_tokens * shape.q_heads * 4, "fidelity")) {}
 
   /// The step with its results here.
-  AttentionStep with(AttentionStep step) const {
+  AttentionStep with(AttentionStep step) {
+    head_dim_ = shape_.head_dim_of(step.layer);
     step.out = out_.floats();
     step.lse = lse_.floats();
     return step;
@@ -40,7 +41,7 @@ class Outputs {
 
   void fetch(std::int64_t tokens) {
     const std::int64_t heads = tokens * shape_.q_heads;
-    out.resize(static_cast<std::size_t>(heads * shape_.head_dim));
+    out.resize(static_cast<std::size_t>(heads * head_dim_));
     lse.resize(static_cast<std::size_t>(heads));
     const auto lock = device_.lock();
     device_.copy_out(out_.data(), static_cast<std::int64_t>(out.size()) * 4, out.data());
@@ -53,6 +54,7 @@ class Outputs {
  private:
   ComputeDevice& device_;
   const AttentionShape& shape_;
+  std::int64_t head_dim_ = 0;  // of the layer of the last step
   Buffer out_, lse_;
 };
 
