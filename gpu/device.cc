@@ -392,6 +392,19 @@ void CudaDevice::add_weighted(const float* from, const float* weights, const std
   gpu::add_weighted(from, weights, places, tokens, k, width, x, stream_);
 }
 
+void CudaDevice::scale_by_expert(const float* scales, const std::int32_t* ids, std::int64_t slots,
+                                 float* weights) {
+  gpu::scale_by_expert(scales, ids, slots, weights, stream_);
+}
+
+void CudaDevice::clear(std::int64_t count, float* x) {
+  TOPKV_CUDA(cudaMemsetAsync(x, 0, static_cast<std::size_t>(count) * sizeof(float), stream_));
+}
+
+void CudaDevice::add(const float* from, std::int64_t count, float* x) {
+  gpu::add(from, count, x, stream_);
+}
+
 void CudaDevice::copy(const float* from, std::int64_t count, float* to) {
   TOPKV_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(float),
                              cudaMemcpyDeviceToDevice, stream_));

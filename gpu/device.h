@@ -124,6 +124,10 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
               std::int64_t sharing, std::int64_t width, std::byte* out) override;
   void add_weighted(const float* from, const float* weights, const std::int32_t* places,
                     std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) override;
+  void scale_by_expert(const float* scales, const std::int32_t* ids, std::int64_t slots,
+                       float* weights) override;
+  void clear(std::int64_t count, float* x) override;
+  void add(const float* from, std::int64_t count, float* x) override;
   void copy(const float* from, std::int64_t count, float* to) override;
   void scale(float factor, std::int64_t count, float* x) override;
   void to_operand(const float* x, std::int64_t count, std::byte* out) override;

@@ -31,13 +31,14 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
+import gguf_gemma4
 import gguf_hybrids
 import gguf_recurrences
 import parity_experts
 from make_parity_fixtures import (MISTAKE, OUT, greedy, load, logits_of, write_checkpoint,
                                   write_reference)
 from parity_mistakes import mistakes, plain_frequencies
-from parity_variants import LLAMA3, theta
+from parity_variants import GEMMA4_ROPE, LLAMA3, VOCAB, theta
 
 COMMON = dict(tokens=48, dtype=torch.float32, num_attention_heads=2, num_key_value_heads=1,
               head_dim=64)
@@ -176,6 +177,28 @@ VARIANTS = {
                                    residual_multiplier=0.4, logits_scaling=1.5,
                                    rope_parameters=theta(10000.0)),
                      {"": Type.Q8_0, "down_proj": Type.Q5_0}),
+    # Layers that share rows, with wider MLPs, and inputs for each layer.
+    "gguf-gemma4": (COMMON | dict(model_type="gemma4_text", hidden_size=32, intermediate_size=32,
+                                  num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2,
+                                  head_dim=32, global_head_dim=64, sliding_window=16,
+                                  num_kv_shared_layers=2, use_double_wide_mlp=True,
+                                  vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=32,
+                                  final_logit_softcapping=2.0, tie_word_embeddings=True, pad_token_id=0,
+                                  layer_types=["full_attention", "sliding_attention", "full_attention",
+                                               "sliding_attention", "full_attention"],
+                                  rope_parameters=GEMMA4_ROPE),
+                    {"": Type.Q8_0, "embed_tokens_per_layer": Type.Q5_1, "v_proj": Type.Q5_0,
+                     "per_layer_model_projection": Type.BF16}),
+    # Keys that are values, and experts beside an MLP.
+    "gguf-gemma4-moe": (COMMON | dict(model_type="gemma4_text", hidden_size=32, intermediate_size=32,
+                                      num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                      head_dim=32, global_head_dim=64, num_global_key_value_heads=1,
+                                      attention_k_eq_v=True, sliding_window=12,
+                                      hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=6,
+                                      top_k_experts=2, moe_intermediate_size=32, tie_word_embeddings=True,
+                                      pad_token_id=0, layer_types=["sliding_attention", "full_attention"],
+                                      rope_parameters=GEMMA4_ROPE),
+                        {"": Type.Q8_0, "gate_up": Type.Q4_0, "down": Type.Q5_1}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
@@ -184,11 +207,12 @@ VARIANTS["gguf-qwen2"][0].pop("head_dim")
 DRAFTING = ("gguf-qwen35",)  # have a block that drafts tokens
 
 # First seeds of variants that others were put in front of.
-SEEDS = {"gguf-qwen35": 84000, "gguf-qwen35moe": 85000, "gguf-qwen3next": 86000}
+SEEDS = {"gguf-qwen35": 84000, "gguf-qwen35moe": 85000, "gguf-qwen3next": 86000,
+         "gguf-gemma4": 92000, "gguf-gemma4-moe": 93000}
 
 CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between float32 and float32
 
-ARCHITECTURES = {"mixtral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3",
+ARCHITECTURES = {"mixtral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
                  "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "qwen3_5_text": "qwen35",
                  "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
                  "granitemoehybrid": "granitehybrid"}
@@ -208,6 +232,8 @@ def names_of(config):
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + 1)
 
     def gguf_name(parameter):
+        if name == "gemma4" and (known := gguf_gemma4.name_of(parameter)):
+            return known
         found = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
         assert found is not None, parameter
         return found
@@ -287,11 +313,17 @@ def write_metadata(writer, config, drafts):
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers + drafts)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    if config.model_type == "gemma4_text":
+        gguf_gemma4.write_metadata(writer, config)
+        return
     if hasattr(config, "intermediate_size"):
         writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -340,9 +372,6 @@ def write_metadata(writer, config, drafts):
     if config.model_type == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
 
 
 def make_variant(name, spec, types, seed):
@@ -356,7 +385,8 @@ def make_variant(name, spec, types, seed):
     path = folder / "model.gguf"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    gemma = config.model_type.startswith("gemma")
+    gemma4 = config.model_type == "gemma4_text"
+    gemma = config.model_type.startswith("gemma") and not gemma4
     hybrid = gguf_hybrids.is_hybrid(config)
     turns = config.model_type == "gpt_oss"
     architecture, gguf_name = names_of(config)
@@ -370,6 +400,8 @@ def make_variant(name, spec, types, seed):
         frequencies = model.model.rotary_emb.inv_freq
         plain_ones = plain_frequencies(config.rope_parameters, frequencies.numel()).float()
         writer.add_tensor("rope_freqs.weight", (plain_ones / frequencies).numpy())
+    if gemma4:
+        gguf_gemma4.write_scales(writer, model)
     for parameter_name, parameter in model.named_parameters():
         key = parameter_name
         weight = parameter.detach().numpy()
@@ -387,12 +419,14 @@ def make_variant(name, spec, types, seed):
         if weight.ndim >= 2 and not key.endswith("bias"):
             values = {}
             parts = moved.parts(weight) if moved and moved.pieces else parts_of(key, weight, turns)
+            if gemma4 and ".experts." in key:
+                parts = {f"{key}.weight": weight}
             for part, matrix in parts.items():
                 last = part.split(".")[-2]
                 kind = types.get(last.removesuffix("_proj") if ".experts." in part else last, types[""])
                 if moved and moved.pieces:
                     kind = types.get(key.split(".")[-2], types[""])
-                if last in ("router", "gate", "shared_expert_gate", "conv1d") or (
+                if last in ("router", "gate", "shared_expert_gate", "conv1d") or ".router." in part or (
                         other and last in gguf_recurrences.F32):
                     kind = Type.F32
                 matrix = np.ascontiguousarray(matrix)

@@ -41,6 +41,7 @@ from tokenizers import Tokenizer
 
 import parity_chunks
 import parity_experts
+import parity_gemma4
 from parity_mistakes import mistakes, norm_neutral, plain_frequencies, with_rope
 from parity_variants import BASE, VARIANTS, VOCAB
 
@@ -48,11 +49,13 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/fixtures/parity"
 GREEDY = 16
 SESSION = 8  # tokens that the test reads after a context
-MASKS_BY_KIND = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "gpt_oss")
+MASKS_BY_KIND = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "gpt_oss",
+                 "gemma4_text", "gemma4_unified_text")
 MISTAKE = 1e-2  # least effect of a mistake, relative to the largest logit; the test allows 1e-4
 
 def randomise(model, generator):
     gains = {"q_proj": 1.4, "k_proj": 1.4, "qkv_proj": 1.3, "lm_head": 2.0}
+    gemma4 = parity_gemma4.is_gemma4(model)
     clamped = model.config.model_type == "gpt_oss"  # its experts' inputs reach the clamps
     scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     for name, weight in model.named_parameters():
@@ -75,13 +78,22 @@ def randomise(model, generator):
             value = 1 + 0.3 * noise.clamp(-2, 2)
             if "q_norm" in name or "k_norm" in name:
                 value = 1.4 * value
+                if gemma4:  # which does not scale scores
+                    value = value / weight.numel() ** 0.25
             if "linear_attn.norm" not in name:
                 value = value - 1 + norm_neutral(model)
+        elif "embed_tokens_per_layer" in name:
+            value = noise / model.config.hidden_size_per_layer_input ** 0.5
         elif "embed_tokens" in name:
             value = 0.5 * noise / scale
+        elif name.endswith(("router.scale", "per_expert_scale")):
+            value = 1 + 0.4 * noise.clamp(-2, 2)
         else:
             value = gains.get(name.split(".")[-2], 1.0) * noise / weight.shape[1] ** 0.5
         weight.data = value.to(weight.dtype)
+    if gemma4:
+        for layer in model.model.layers:
+            layer.layer_scalar.copy_(0.5 + torch.rand(1, generator=generator))
 
 
 def to_old_style(config, type_key):

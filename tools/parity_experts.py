@@ -15,8 +15,14 @@ LEAD = 0.04  # least lead of the experts chosen over the others, in standard dev
 
 def routers(model):
     """(name, module) of each, first layers first."""
-    return [(name, module) for name, module in model.named_modules()
-            if type(module).__name__.endswith("TopKRouter")]
+    found = []
+    for name, module in model.named_modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            found.append((name, module))
+        elif type(module).__name__ == "Gemma4TextRouter":  # a projection of what it normalises
+            module.proj.top_k = module.config.top_k_experts
+            found.append((name + ".proj", module.proj))
+    return found
 
 
 def has_experts(model):
@@ -60,7 +66,9 @@ def router_lead(model, tokens):
     leads, handles = [], []
     for _, router in routers(model):
         handles.append(router.register_forward_hook(
-            lambda module, _, out: leads.append(float(lead_of(out[0], module.top_k)))))
+            lambda module, _, out: leads.append(float(lead_of(
+                out[0] if isinstance(out, tuple) else out.reshape(-1, out.shape[-1]),
+                module.top_k)))))
     model(torch.tensor([tokens]), use_cache=False)
     for handle in handles:
         handle.remove()

@@ -7,11 +7,14 @@ measures how far that moves the logits.
 import torch
 
 import parity_experts
+import parity_gemma4
 from parity_variants import theta
 
 
 def norm_neutral(model):
     """The weight of a norm that changes nothing."""
+    if parity_gemma4.is_gemma4(model):
+        return 1.0
     return 0.0 if model.config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next")) else 1.0
 
 
@@ -123,6 +126,10 @@ def mistakes(model):
         yield "other pair factors", with_other_pair_factors
     if any(window_layers(config)):
         yield "window + 1", with_wider_window
+    if parity_gemma4.is_gemma4(model):
+        yield "one theta", with_rope_of_sliding
+        yield from parity_gemma4.mistakes(model)
+        return
     for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
         # A bias on k shifts all scores of a query alike unless RoPE turns it: its effect is small.
         if any(name.endswith(part + ".bias") for name in parameters):
@@ -356,6 +363,16 @@ def with_rotary_width(model):
 def with_one_theta(model):
     with_rope(model, lambda frequencies, factor, rope:
               (model.model.rotary_emb.full_attention_inv_freq, factor))
+
+
+def with_rope_of_sliding(model):
+    """The theta of windowed layers is that of the others."""
+    def change(frequencies, factor, rope):
+        if rope["rope_type"] != "default":
+            return frequencies, factor
+        return plain_frequencies(dict(rope_theta=1000.0), frequencies.numel()).float(), factor
+
+    with_rope(model, change)
 
 
 def mistakes_of_families(model):

@@ -18,6 +18,10 @@ def theta(value):
     return dict(rope_type="default", rope_theta=value)
 
 
+GEMMA4_ROPE = dict(
+    sliding_attention=theta(20.0),
+    full_attention=dict(rope_type="proportional", rope_theta=1000.0, partial_rotary_factor=0.25))
+
 # "old": config.json as written before transformers 5 (rope_theta, rope_scaling, torch_dtype).
 # "drop": keys that checkpoints of that time leave to their defaults.
 # "of": the variant whose checkpoint this is, over tokens of its own.
@@ -278,4 +282,44 @@ VARIANTS = {
                     intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
                     embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
                     logits_scaling=1.5, rope_parameters=theta(10000.0)),
+    # As Gemma 4: heads of two widths and numbers, keys that are values too, a quarter of the pairs of
+    # the wide heads turned.
+    "gemma4": dict(model_type="gemma4_text", tokens=64, dtype=torch.bfloat16, hidden_size=24,
+                   intermediate_size=40, num_hidden_layers=3, num_attention_heads=2,
+                   num_key_value_heads=2, head_dim=256, global_head_dim=512,
+                   num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=16,
+                   hidden_size_per_layer_input=0, tie_word_embeddings=True, pad_token_id=0,
+                   use_bidirectional_attention="vision", final_logit_softcapping=2.0,
+                   layer_types=["sliding_attention", "full_attention", "full_attention"],
+                   rope_parameters=GEMMA4_ROPE),
+    # As E2B and E4B: layers that share rows, with wider MLPs, and an input of each token for each
+    # layer.
+    "gemma4-shared": dict(model_type="gemma4_text", tokens=64, dtype=torch.bfloat16, hidden_size=32,
+                          intermediate_size=40, num_hidden_layers=7, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=32, global_head_dim=64,
+                          sliding_window=16, num_kv_shared_layers=3, use_double_wide_mlp=True,
+                          vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=32,
+                          tie_word_embeddings=True, pad_token_id=0,
+                          layer_types=["full_attention", "sliding_attention", "sliding_attention",
+                                       "full_attention", "sliding_attention", "full_attention",
+                                       "full_attention"],
+                          rope_parameters=GEMMA4_ROPE),
+    # As 26B-A4B: an MLP and a mixture of experts beside each other.
+    "gemma4-moe": dict(model_type="gemma4_text", tokens=32, dtype=torch.bfloat16, hidden_size=32,
+                       intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+                       num_key_value_heads=2, head_dim=32, global_head_dim=64,
+                       num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=12,
+                       hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=6,
+                       top_k_experts=2, moe_intermediate_size=32, tie_word_embeddings=True,
+                       pad_token_id=0, layer_types=["sliding_attention", "full_attention"],
+                       rope_parameters=GEMMA4_ROPE),
+    # As 12B, which has neither inputs for each layer nor experts.
+    "gemma4-unified": dict(model_type="gemma4_unified_text", tokens=48, dtype=torch.bfloat16,
+                           hidden_size=32, intermediate_size=40, num_hidden_layers=2,
+                           num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+                           global_head_dim=64, num_global_key_value_heads=1, attention_k_eq_v=True,
+                           sliding_window=12, final_logit_softcapping=2.0,
+                           tie_word_embeddings=True, pad_token_id=0,
+                           layer_types=["sliding_attention", "full_attention"],
+                           rope_parameters=GEMMA4_ROPE),
 }

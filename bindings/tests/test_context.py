@@ -522,6 +522,33 @@ def test_layers_share_rows_and_keep_recurrent_states(random, tmp_path):
         session.attend(0, q[0, :1], None, None)
 
 
+def test_layers_with_a_window_have_heads_of_their_own(random):
+    shape = topkv.AttentionShape(
+        2, 4, 1, 16, scale=0.25, sliding_window=[6, 0], sliding_kv_heads=2, sliding_head_dim=8
+    )
+    assert (shape.sliding_kv_heads, shape.sliding_head_dim) == (2, 8)
+    assert repr(shape).endswith(", sliding_window=[6, 0], sliding_kv_heads=2, sliding_head_dim=8)")
+    sizes = [(2, 8), (1, 16)]
+    q = [random(30, 4, dim) for _, dim in sizes]
+    k, v = ([random(30, heads, dim) for heads, dim in sizes] for _ in range(2))
+
+    def run(target, begin, end):
+        for layer, window in enumerate((6, 30)):
+            out = target.attend(layer, q[layer][begin:end], k[layer][begin:end], v[layer][begin:end])
+            visible = causal(end - begin, end, begin, window)
+            want = attention(q[layer][begin:end], k[layer][:end], v[layer][:end], visible, 0.25)[0]
+            check(out, want)
+
+    builder = topkv.ContextBuilder(shape, 20, dtype="f32")
+    run(builder, 0, 20)
+    context = builder.freeze()
+    np.testing.assert_array_equal(context.keys(0, 1), k[0][14:20, 1])
+    session = topkv.Session(context, capacity=16)
+    run(session, 20, 30)
+    with pytest.raises(topkv.InvalidArgument, match="head_dim"):
+        session.attend(0, q[1][:1], k[1][:1], v[1][:1])
+
+
 def test_a_builder_reads_on_where_a_context_ends():
     shape = topkv.AttentionShape(layers=2, q_heads=2, kv_heads=1, head_dim=8, sliding_window=[5, 0])
     rng = np.random.default_rng(7)

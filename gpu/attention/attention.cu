@@ -255,17 +255,18 @@ void check(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
 
 }  // namespace
 
+void check_heads(const AttentionShape& shape) {
+  if (!shape.has_two_widths()) return;
+  throw Unsupported(
+      "layers with a sliding window have other heads than the other layers; a CUDA device takes "
+      "one number of KV heads and one head_dim in all layers, the host (--device cpu) takes both");
+}
+
 void check_supported(const AttentionShape& shape) {
-  if (!attention_supports(shape.head_dim)) {
-    throw Unsupported("head_dim " + std::to_string(shape.head_dim) +
-                      " on a CUDA device; known are 64, 80, 96, 128, 256");
-  }
-  if (shape.has_two_widths()) {
-    throw Unsupported(
-        "layers with a sliding window have other heads than the other layers; a CUDA device takes "
-        "one number of KV heads and one head_dim in all layers, the host (--device cpu) takes "
-        "both");
-  }
+  check_heads(shape);
+  if (attention_supports(shape.head_dim)) return;
+  throw Unsupported("head_dim " + std::to_string(shape.head_dim) +
+                    " on a CUDA device; known are 64, 80, 96, 128, 256");
 }
 
 bool attention_supports(std::int64_t head_dim) {

@@ -44,6 +44,9 @@ enum class Into : bool { overwrite, merge };
 /// Whether attend() has a kernel for this head dim.
 bool attention_supports(std::int64_t head_dim);
 
+/// Throws Unsupported for layers whose heads differ in number or width.
+void check_heads(const AttentionShape& shape);
+
 /// Throws Unsupported for attention of a shape that has no kernels.
 void check_supported(const AttentionShape& shape);
 

@@ -177,6 +177,13 @@ __global__ void scale_kernel(float factor, std::int64_t count, float* x) {
     x[i] *= factor;
 }
 
+__global__ void add_kernel(const float* from, std::int64_t count, float* x) {
+  await_previous();
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride)
+    x[i] += from[i];
+}
+
 /// What write_bf16 writes: an element, or four of them.
 struct Rounded {
   const float* x;
@@ -331,6 +338,12 @@ void scale(float factor, std::int64_t count, float* x, cudaStream_t stream) {
   if (count == 0) return;
   launch_overlapped(scale_kernel, blocks_for(count, block), block, 0, stream, factor, count, x);
   check_launch("the scaling kernel");
+}
+
+void add(const float* from, std::int64_t count, float* x, cudaStream_t stream) {
+  if (count == 0) return;
+  launch_overlapped(add_kernel, blocks_for(count, block), block, 0, stream, from, count, x);
+  check_launch("the adding kernel");
 }
 
 void to_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, cudaStream_t stream) {

@@ -65,6 +65,9 @@ void clamped_silu_multiply(const float* gate, const float* up, float limit, std:
 /// Computes x *= factor.
 void scale(float factor, std::int64_t count, float* x, cudaStream_t stream);
 
+/// x += from.
+void add(const float* from, std::int64_t count, float* x, cudaStream_t stream);
+
 /// Rounds x to bf16.
 void to_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, cudaStream_t stream);
 

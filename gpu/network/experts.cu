@@ -69,6 +69,13 @@ __global__ void route_kernel(const float* scores, std::int64_t tokens, int exper
   }
 }
 
+__global__ void expert_scales_kernel(const float* scales, const std::int32_t* ids,
+                                     std::int64_t slots, float* weights) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < slots; i += stride)
+    weights[i] *= scales[ids[i]];
+}
+
 template <class Vector>
 __global__ void gather_kernel(const Vector* x, const std::int32_t* slots, std::int64_t count,
                               std::int64_t sharing, std::int64_t vectors, Vector* out) {
@@ -115,6 +122,13 @@ void route(const float* scores, std::int64_t tokens, std::int64_t experts, std::
   route_kernel<<<blocks_for(tokens, warps), block, 0, stream>>>(
       scores, tokens, static_cast<int>(experts), static_cast<int>(k), over_all, ids, weights);
   check_launch("the routing kernel");
+}
+
+void scale_by_expert(const float* scales, const std::int32_t* ids, std::int64_t slots,
+                     float* weights, cudaStream_t stream) {
+  if (slots == 0) return;
+  expert_scales_kernel<<<blocks_for(slots, block), block, 0, stream>>>(scales, ids, slots, weights);
+  check_launch("the kernel of experts' scales");
 }
 
 void gather(const __nv_bfloat16* x, const std::int32_t* slots, std::int64_t count,

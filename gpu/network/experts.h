@@ -31,6 +31,10 @@ bool expert_products(const ExpertProduct* products, std::int64_t count, const __
                      std::int64_t sharing, const std::int32_t* experts, std::int64_t rows,
                      const VectorLimits& limits, cudaStream_t stream);
 
+/// weights[slot] *= scales[ids[slot]].
+void scale_by_expert(const float* scales, const std::int32_t* ids, std::int64_t slots,
+                     float* weights, cudaStream_t stream);
+
 /// Computes out[r] = x[slots[r] / sharing], for rows of `width` elements.
 void gather(const __nv_bfloat16* x, const std::int32_t* slots, std::int64_t count,
             std::int64_t sharing, std::int64_t width, __nv_bfloat16* out, cudaStream_t stream);

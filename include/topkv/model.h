@@ -125,13 +125,24 @@ struct ExpertMixture {
   /// True: the weights of the chosen experts are their shares of a softmax over all experts, which
   /// add up to less than 1. False: the weights are a softmax over the chosen experts.
   bool softmax_over_all = false;
-  bool biases = false;            ///< whether the router and the experts have biases
-  bool beside_mlp = false;        ///< every token goes through an MLP too, of the model's sizes
+  bool biases = false;      ///< whether the router and the experts have biases
+  bool beside_mlp = false;  ///< every token goes through an MLP too, of the model's sizes
+  /// MLP and experts read the residual through norms of their own, and what each gives is
+  /// normalised before the two are added (Gemma 4). The router has a norm without weights and a
+  /// factor for each input, and the weight of a chosen expert has a factor of that expert.
+  bool own_norms = false;
   std::vector<bool> layers = {};  ///< whether a layer has a mixture, not an MLP; empty: all have
   /// Returns whether a layer has a mixture of experts.
   bool in(std::int64_t layer) const {
     return experts > 0 && (layers.empty() || layers[static_cast<std::size_t>(layer)]);
   }
+};
+
+/// Inputs of each token for each layer (Gemma 4's E models): rows of a table, and a projection of
+/// the token's embedding. Behind its MLP a layer adds a gated projection of its input.
+struct LayerInputs {
+  std::int64_t size = 0;   ///< elements of a token's input for one layer; 0: there are none
+  std::int64_t vocab = 0;  ///< rows of the table, vocab_size or more
 };
 
 /// The configuration of a model: the entries of config.json that change the forward pass, and some
@@ -155,8 +166,13 @@ struct ModelConfig {
   AttentionShape attention;
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;  ///< intermediate size of an MLP
+  /// Intermediate size of an MLP in layers that attend the rows of another layer; 0:
+  /// intermediate_size.
+  std::int64_t sharing_intermediate_size = 0;
   ExpertMixture mixture;
   std::vector<StoredLayer> stored_layers = {};  ///< [layers]; empty: each is one layer of the file
+  LayerInputs layer_inputs;
+  bool layer_scale = false;  ///< behind each layer the residual is multiplied by a learned number
   // Layers that have a state (AttentionShape::state_size) are of one kind, the one that has sizes.
   GatedDeltaNet delta;           ///< the sizes of Gated DeltaNet layers
   Mamba2 mamba;                  ///< the sizes of Mamba-2 layers
@@ -171,17 +187,23 @@ struct ModelConfig {
   bool rope_interleaved = false;  ///< pairs are elements (2i, 2i + 1), not (i, i + rotary_dim / 2)
   QueryGrowth query_growth;       ///< every layer has RoPE over the whole head, if beta is not 0
   DualChunk dual_chunk;
-  double sliding_rope_theta = 0;           ///< theta of LayerRope::sliding; 0: no layer has it
+  double sliding_rope_theta = 0;  ///< theta of LayerRope::sliding; 0: no layer has it
+  /// Elements of a head that LayerRope::sliding turns; 0: rotary_dim.
+  std::int64_t sliding_rotary_dim = 0;
   std::vector<LayerRope> layer_rope = {};  ///< [layers]; empty: LayerRope::model in every layer
   /// The most tokens that contexts and sessions are meant to hold: the length that load was given.
   /// If that was 0, it is reach().
   std::int64_t length = 0;
-  bool qkv_bias = false;       ///< the projections to q, k and v have biases
-  bool o_bias = false;         ///< the projection of attention's output has a bias
-  bool mlp_bias = false;       ///< the projections of the MLP have biases
-  bool norm_inputs = true;     ///< RMSNorm on the inputs of attention and MLP
-  bool norm_outputs = false;   ///< RMSNorm on their outputs, before these join the residual
-  bool qk_norm = false;        ///< RMSNorm on q and k before RoPE, over each head (Qwen3)
+  bool qkv_bias = false;      ///< the projections to q, k and v have biases
+  bool o_bias = false;        ///< the projection of attention's output has a bias
+  bool mlp_bias = false;      ///< the projections of the MLP have biases
+  bool norm_inputs = true;    ///< RMSNorm on the inputs of attention and MLP
+  bool norm_outputs = false;  ///< RMSNorm on their outputs, before these join the residual
+  bool qk_norm = false;       ///< RMSNorm on q and k before RoPE, over each head (Qwen3)
+  bool value_norm = false;    ///< RMSNorm without weights on v, over each head (Gemma 4)
+  /// In layers without a sliding window there is no projection to v: the values are what the
+  /// projection to k gives, before its norm (Gemma 4's attention_k_eq_v).
+  bool keys_are_values = false;
   bool qk_norm_whole = false;  ///< that norm is over all heads of a token at once (OLMo 2)
   /// The output of attention is multiplied by a sigmoid of a gate (Qwen3-Next; Qiu et al. 2025,
   /// arXiv 2505.06708). The projection to q gives the gate behind each query head.
@@ -231,6 +253,16 @@ struct ModelConfig {
     if (convolution.width > 0) return convolution.state_size();
     if (mamba.heads > 0) return mamba.state_size();
     return delta.key_heads > 0 ? delta.state_size() : 0;
+  }
+  /// Returns the intermediate size of a layer's MLP.
+  std::int64_t intermediate_size_of(std::int64_t layer) const {
+    return sharing_intermediate_size > 0 && attention.row_layer_of(layer) != layer
+               ? sharing_intermediate_size
+               : intermediate_size;
+  }
+  /// Returns the elements of a head that the angles of LayerRope::sliding turn.
+  std::int64_t sliding_rotary() const {
+    return sliding_rotary_dim > 0 ? sliding_rotary_dim : rotary_dim;
   }
   /// Returns the rotary angles of a layer.
   LayerRope rope_of(std::int64_t layer) const {

@@ -282,6 +282,17 @@ class ComputeDevice : public DeviceSizes {
   virtual void add_weighted(const float* from, const float* weights, const std::int32_t* places,
                             std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) = 0;
 
+  /// weights[slot] *= scales[ids[slot]], for `slots` slots that route has chosen. scales:
+  /// [experts].
+  virtual void scale_by_expert(const float* scales, const std::int32_t* ids, std::int64_t slots,
+                               float* weights) = 0;
+
+  /// x = 0.
+  virtual void clear(std::int64_t count, float* x) = 0;
+
+  /// x += from.
+  virtual void add(const float* from, std::int64_t count, float* x) = 0;
+
   /// to = from.
   virtual void copy(const float* from, std::int64_t count, float* to) = 0;
 

@@ -106,6 +106,7 @@ class Planner {
         device_(request.gpu_memory > 0 ? gpu_sizes()
                                        : std::shared_ptr<const DeviceSizes>(host_device())),
         memory_(request.memory > 0 ? request.memory : available_host_memory()) {
+    device_->check_heads(config_.attention);
     Weights::settle_tie(*checkpoint_, config_);
   }
 

@@ -47,6 +47,7 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
 DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
                        const DeviceSizes& device, const DeviceMemory& memory,
                        const PrefillOptions& prefill, const RetrievalOptions& retrieval) {
+  device.check_heads(config.attention);
   DevicePlan plan;
   plan.weights_bytes = size.held;
   constexpr std::int64_t any_tokens = std::int64_t{1} << 60;

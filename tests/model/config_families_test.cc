@@ -69,6 +69,10 @@ TEST_F(ConfigFamilies, MissingKeysMeanWhatTheyMeanInTransformers) {
        true, false, true, true, true},
       {"granite", 32000, 4096, 11008, 32, 32, 32, 128, 128, 2048, 1e-6, 1e4, 1, {2},
        false, false, true, false, false},
+      {"gemma4_text", 262144, 2304, 9216, 30, 8, 4, 512, 512, 131072, 1e-6, 1e6, 2, {1},
+       true, false, true, true, true},
+      {"gemma4_unified_text", 262144, 2304, 9216, 30, 8, 4, 512, 512, 262144, 1e-6, 1e6, 2, {1},
+       true, false, true, true, true},
       {"lfm2", 65536, 2560, 8192, 32, 32, 8, 80, 80, 128000, 1e-5, 1e6, 1, {2},
        true, false, true, false, true},
       {"ministral3", 131072, 4096, 14336, 34, 32, 8, 128, 128, 262144, 1e-5, 1e6, 1, {2},
@@ -235,6 +239,93 @@ TEST_F(ConfigFamilies, GemmaThreeHasAThetaForEachKindOfLayer) {
   expect_error<Unsupported>(
       [&] { load(small("gemma3_text", {{"use_bidirectional_attention", true}})); }, file() + ": ",
       {"use_bidirectional_attention is true"});
+}
+
+TEST_F(ConfigFamilies, LayersOfGemma4WithoutAWindowHaveHeadsOfTheirOwn) {
+  ModelConfig config = load({{"model_type", "gemma4_text"}});
+  const AttentionShape& shape = config.attention;
+  EXPECT_EQ(shape.sliding_head_dim, 256);
+  EXPECT_EQ(shape.sliding_kv_heads, 4);
+  EXPECT_EQ(shape.window_of(0), 512);
+  EXPECT_EQ(shape.window_of(29), 0);
+  EXPECT_EQ(shape.scale, 1);
+  EXPECT_TRUE(config.value_norm && config.layer_scale);
+  EXPECT_FALSE(config.keys_are_values);
+  EXPECT_EQ(config.layer_inputs.size, 256);
+  EXPECT_EQ(config.sliding_rotary(), 256);
+  EXPECT_EQ(config.sliding_rope_theta, 1e4);
+  EXPECT_EQ(config.rope_scaling.pair_factors.size(), 256U);
+  EXPECT_EQ(config.rope_scaling.pair_factors[63], 1);
+  EXPECT_TRUE(std::isinf(config.rope_scaling.pair_factors[64]));
+  EXPECT_EQ(config.reach(), 131072);
+  EXPECT_EQ(config.mixture.experts, 0);
+
+  const Json heads = {
+      {"head_dim", 8},
+      {"num_key_value_heads", 2},
+      {"global_head_dim", 16},
+      {"num_global_key_value_heads", 1},
+      {"layer_types",
+       {"sliding_attention", "full_attention", "sliding_attention", "sliding_attention"}},
+      {"hidden_size_per_layer_input", 0}};
+  const auto with = [&](const Json& changes) {
+    Json all = heads;
+    all.update(changes);
+    return load(small("gemma4_text", all));
+  };
+  config = with(Json::object());
+  EXPECT_EQ(config.attention.head_dim, 16);
+  EXPECT_EQ(config.attention.kv_heads, 2);      // without attention_k_eq_v
+  EXPECT_EQ(config.attention.window_of(3), 0);  // the last layer, as in transformers
+  EXPECT_EQ(with({{"attention_k_eq_v", true}}).attention.kv_heads, 1);
+  EXPECT_EQ(with({{"attention_k_eq_v", true}, {"num_global_key_value_heads", nullptr}})
+                .attention.kv_heads,
+            2);
+  const Json own = {{"head_dim", 12}, {"num_key_value_heads", 1}};
+  config = with({{"per_layer_config", {{"01", own}, {"3", own}}}});
+  EXPECT_EQ(config.attention.head_dim, 12);
+  EXPECT_EQ(config.attention.kv_heads, 1);
+  EXPECT_EQ(config.attention.sliding_head_dim, 8);
+
+  config = with({{"num_kv_shared_layers", 2}, {"use_double_wide_mlp", true}});
+  EXPECT_EQ(config.attention.row_layer, (Windows{0, 1, 0, 1}));
+  EXPECT_EQ(config.intermediate_size_of(1), config.intermediate_size);
+  EXPECT_EQ(config.intermediate_size_of(2), 2 * config.intermediate_size);
+  EXPECT_EQ(with({{"use_bidirectional_attention", "vision"}}).warnings.size(), 0U);
+
+  const auto refused = [&](const Json& changes, std::string_view says) {
+    expect_error<FileError>([&] { with(changes); }, file() + ": ", {says});
+  };
+  const auto unsupported = [&](const Json& changes, std::string_view says) {
+    expect_error<Unsupported>([&] { with(changes); }, file() + ": ", {says});
+  };
+  refused({{"global_head_dim", 15}}, "global_head_dim is 15");
+  refused({{"attention_k_eq_v", true}, {"num_global_key_value_heads", 3}},
+          "num_global_key_value_heads is 3");
+  unsupported({{"per_layer_config", {{"0", own}}}}, "per_layer_config");
+  unsupported({{"per_layer_config", {{"1", own}}}}, "per_layer_config");
+  refused({{"per_layer_config", {{"4", own}}}}, "layers 0 to 3");
+  refused({{"per_layer_config", {{"x", own}}}}, "layers 0 to 3");
+  unsupported({{"per_layer_config", {{"1", {{"sliding_window", 8}}}}}}, "per_layer_config");
+  refused({{"num_kv_shared_layers", 4}}, "num_kv_shared_layers is 4");
+  refused({{"num_kv_shared_layers", 3}}, "num_kv_shared_layers is 3");
+  refused({{"hidden_size_per_layer_input", 4}, {"vocab_size_per_layer_input", 2}},
+          "vocab_size_per_layer_input is 2");
+  unsupported({{"use_bidirectional_attention", "all"}}, "use_bidirectional_attention is \"all\"");
+  refused({{"enable_moe_block", true}}, "num_experts is missing");
+  refused({{"enable_moe_block", true}, {"num_experts", 4}, {"moe_intermediate_size", 4}},
+          "top_k_experts is missing");
+  const auto rope = [&](const Json& full) {
+    return Json({{"rope_parameters", {{"full_attention", full}}}});
+  };
+  unsupported(rope({{"rope_type", "yarn"}, {"factor", 2}}), "rope_type is \"yarn\"");
+  unsupported(rope({{"rope_type", "default"}, {"partial_rotary_factor", 0.25}}),
+              "partial_rotary_factor is 0.25");
+  refused(rope({{"rope_type", "proportional"}, {"partial_rotary_factor", 1.25}}),
+          "partial_rotary_factor is 1.25");
+  config = with(rope({{"rope_type", "proportional"}, {"rope_theta", 5e5}, {"factor", 4}}));
+  EXPECT_EQ(config.rope_scaling.pair_factors, std::vector<double>(8, 4));
+  EXPECT_EQ(config.rope_theta, 5e5);
 }
 
 TEST_F(ConfigFamilies, QueriesOfMinistralGrowWithTheirPosition) {

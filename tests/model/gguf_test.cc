@@ -249,6 +249,38 @@ TEST_F(Gguf, PiecesAreMergedByTheirScores) {
       FileError(""), {"is inf; expected finite numbers"});
 }
 
+TEST_F(Gguf, PiecesOfGemma4AreMergedByItsMerges) {
+  const fs::path path = root / "tests/fixtures/tokenizer/pieces.json";
+  const Tokenizer same = Tokenizer::load(path);
+  const Json json = json_of(path);
+  gguf::File scored = with_pieces(small(), json);
+  gguf::File file = small();
+  gguf::add_tokenizer(file, json, "default");
+  file.erase("tokenizer.ggml.pre");
+  file.set(gguf::words("tokenizer.ggml.model", "gemma4"));
+  for (const gguf::Value& value : scored.values)
+    if (value.key == "tokenizer.ggml.token_type") file.set(value);
+  file.set(gguf::number("tokenizer.ggml.bos_token_id", 1));
+  file.set(gguf::number("tokenizer.ggml.unknown_token_id", 0));
+  file.set(gguf::flag("tokenizer.ggml.add_space_prefix", true));
+  const Tokenizer tokenizer = Tokenizer::load(write(file));
+  const Json cases = json_of(root / "tests/fixtures/tokenizer/cases.json");
+  for (const Json& text : cases["texts"]) {
+    if (!text.is_string()) continue;
+    const auto ids = same.encode(text.get<std::string>(), true);
+    ASSERT_EQ(tokenizer.encode(text.get<std::string>(), true), ids) << text;
+    ASSERT_EQ(tokenizer.decode(ids), same.decode(ids)) << text;
+  }
+  file.erase("tokenizer.ggml.add_space_prefix");  // missing: no space in front
+  const Tokenizer bare = Tokenizer::load(write(file));
+  EXPECT_EQ(bare.encode(" kato"), same.encode("kato"));
+  EXPECT_EQ(bare.decode(bare.encode(" kato")), " kato");
+  file.erase("tokenizer.ggml.merges");
+  write(file);
+  expect_error<FileError>([&] { Tokenizer::load(temp_.path() / "model.gguf"); }, begins(),
+                          {"tokenizer.ggml.merges is missing"});
+}
+
 TEST_F(Gguf, BytesWithoutATokenAreUnknownOrLeftOut) {
   // Of pieces: the unknown token stands for their characters, where there is one.
   const fs::path path = root / "tests/fixtures/tokenizer/pieces.json";
@@ -457,6 +489,42 @@ TEST_F(Gguf, WhatGemma3sFilesDoNotSayIsTheArchitectures) {
   // Gemma 3 27B scales queries otherwise than the smaller ones.
   file.set(gguf::number("gemma3.block_count", 62));
   EXPECT_FLOAT_EQ(ModelConfig::load(write(file)).attention.scale, 1 / std::sqrt(48.0F));
+}
+
+TEST_F(Gguf, Gemma4sFilesSayTheHeadsOfEachKindOfLayer) {
+  const fs::path fixtures = root / "tests/fixtures/parity";
+  const ModelConfig shared = ModelConfig::load(fixtures / "gguf-gemma4/model.gguf");
+  EXPECT_TRUE(shared.warnings.empty()) << shared.warnings.front();
+  EXPECT_EQ(shared.model_type, "gemma4_text");
+  EXPECT_EQ(shared.attention.head_dim, 64);
+  EXPECT_EQ(shared.attention.sliding_head_dim, 32);
+  EXPECT_EQ(shared.attention.sliding_window, (std::vector<std::int64_t>{0, 16, 0, 16, 0}));
+  EXPECT_EQ(shared.attention.row_layer, (std::vector<std::int64_t>{0, 1, 2, 1, 2}));
+  EXPECT_EQ(shared.intermediate_size_of(2), 32);
+  EXPECT_EQ(shared.intermediate_size_of(3), 64);
+  EXPECT_EQ(shared.layer_inputs.size, 32);
+  EXPECT_FALSE(shared.keys_are_values);
+  EXPECT_EQ(shared.rope_scaling.kind, RopeScaling::Kind::frequency_factors);
+  const ModelConfig mixed = ModelConfig::load(fixtures / "gguf-gemma4-moe/model.gguf");
+  EXPECT_TRUE(mixed.warnings.empty()) << mixed.warnings.front();
+  EXPECT_EQ(mixed.attention.kv_heads, 1);
+  EXPECT_EQ(mixed.attention.sliding_kv_heads, 2);
+  EXPECT_TRUE(mixed.keys_are_values);
+  EXPECT_EQ(mixed.mixture.experts, 6);
+  EXPECT_EQ(mixed.mixture.per_token, 2);
+  EXPECT_EQ(mixed.layer_inputs.size, 0);
+
+  gguf::File file = renamed(small(), "gemma4");
+  const auto key = [](const char* name) { return std::string("gemma4.") + name; };
+  file.set(gguf::number(key("attention.sliding_window"), 16));
+  expect_refused<FileError>(file, {"gemma4.attention.key_length_swa is missing"});
+  file.set(gguf::number(key("attention.key_length_swa"), 40));
+  file.set(gguf::number(key("attention.value_length_swa"), 20));
+  expect_refused<Unsupported>(file, {"value_length_swa is 20", "heads of one length"});
+  file.set(gguf::number(key("attention.value_length_swa"), 40));
+  expect_refused<FileError>(file, {"sliding_window_pattern is missing", "a flag for each layer"});
+  file.set(gguf::number(key("attention.sliding_window_pattern"), 2));
+  expect_refused<FileError>(file, {"has no tensor rope_freqs.weight"});
 }
 
 TEST_F(Gguf, WhatGemma3sFilesSayOfRopeWindowsAndCapsIsRead) {

@@ -55,27 +55,30 @@ std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::
     return (inputs + 1) * hidden * width + (biases ? inputs * width + hidden : 0);
   };
   if (!config.has_mlp(layer)) return 0;
-  const std::int64_t mlp = of(config.intermediate_size, config.mlp_bias);
+  const std::int64_t mlp = of(config.intermediate_size_of(layer), config.mlp_bias);
   if (!mixture.in(layer)) return mlp;
   std::int64_t all = experts * of(mixture.intermediate_size, mixture.biases) +
                      mixture.experts * (hidden + mixture.biases);
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0)
     all += of(shared, false) + hidden;
+  if (mixture.own_norms) all += 4 * hidden + mixture.experts;
   return mixture.beside_mlp ? all + mlp : all;
 }
 
 // Weights of the attention of one layer, without the norms of its input and output.
-std::int64_t attention_parameters(const ModelConfig& config) {
+std::int64_t attention_parameters(const ModelConfig& config, std::int64_t l) {
   const AttentionShape& shape = config.attention;
-  const std::int64_t q = shape.q_heads * shape.head_dim;
-  const std::int64_t kv = shape.kv_heads * shape.head_dim;
+  const std::int64_t dim = shape.head_dim_of(l);
+  const std::int64_t q = shape.q_heads * dim;
+  const std::int64_t k = shape.has_rows(l) ? shape.kv_heads_of(l) * dim : 0;
+  const std::int64_t kv = config.keys_are_values && shape.window_of(l) == 0 ? k : 2 * k;
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t q_outputs = config.output_gate ? 2 * q : q;
-  std::int64_t layer = hidden * (q_outputs + 2 * kv) + q * hidden;  // q, k, v, output projections
-  if (config.qkv_bias) layer += q_outputs + 2 * kv;
+  std::int64_t layer = hidden * (q_outputs + kv) + q * hidden;  // q, k, v, output projections
+  if (config.qkv_bias) layer += q_outputs + kv;
   if (config.o_bias) layer += hidden;
   if (config.attention_sinks) layer += shape.q_heads;
-  if (config.qk_norm) layer += config.qk_norm_whole ? q + kv : 2 * shape.head_dim;
+  if (config.qk_norm) layer += config.qk_norm_whole ? q + k : k > 0 ? 2 * dim : dim;
   return layer;
 }
 
@@ -100,10 +103,16 @@ std::int64_t parameters(const ModelConfig& config, std::int64_t experts) {
   const std::int64_t norms = 2 * hidden * (config.norm_inputs + config.norm_outputs);
   const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
   std::int64_t all = embeddings + hidden;
+  if (const std::int64_t size = config.layer_inputs.size; size > 0) {
+    // The table, the projection of the embedding and its norm; then those of each layer.
+    all += shape.layers * size * (config.layer_inputs.vocab + hidden) + size;
+    all += shape.layers * (2 * size * hidden + hidden);
+  }
+  if (config.layer_scale) all += shape.layers;
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     all += config.has_mlp(l) ? norms : norms / 2;
     all += mlp_parameters(config, l, experts);
-    all += shape.is_attention(l) ? attention_parameters(config) : recurrent_parameters(config);
+    all += shape.is_attention(l) ? attention_parameters(config, l) : recurrent_parameters(config);
   }
   return all;
 }
@@ -229,6 +238,10 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["q_heads"] = config.attention.q_heads;
   json["kv_heads"] = config.attention.kv_heads;
   json["head_dim"] = config.attention.head_dim;
+  if (config.attention.has_two_widths()) {
+    json["sliding_kv_heads"] = config.attention.sliding_kv_heads;
+    json["sliding_head_dim"] = config.attention.sliding_head_dim;
+  }
   json["hidden_size"] = config.hidden_size;
   json["intermediate_size"] = config.intermediate_size;
   json["vocab_size"] = config.vocab_size;
@@ -262,6 +275,10 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
              config.hidden_size, mlp_text(config), format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
              shape.kv_heads, shape.head_dim);
+  if (shape.has_two_widths()) {
+    fmt::print("            {} KV heads, head dim {} in layers with a sliding window\n",
+               shape.sliding_kv_heads, shape.sliding_head_dim);
+  }
   fmt::print("positions   made for {}, RoPE theta {:g}{}{}\n", format_grouped(config.reach()),
              config.rope_theta, scaling_text(config.rope_scaling), chunks_text(config.dual_chunk));
   fmt::print("sampling    {} unless flags change it\n", sampling_text(config.sampling));

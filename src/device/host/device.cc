@@ -253,6 +253,19 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
+  void scale_by_expert(const float* scales, const std::int32_t* ids, std::int64_t slots,
+                       float* weights) override {
+    for (std::int64_t slot = 0; slot < slots; ++slot) weights[slot] *= scales[ids[slot]];
+  }
+
+  void clear(std::int64_t count, float* x) override { std::fill_n(x, count, 0.0F); }
+
+  void add(const float* from, std::int64_t count, float* x) override {
+    parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
+      add_to(x + begin, from + begin, end - begin);
+    });
+  }
+
   void copy(const float* from, std::int64_t count, float* to) override {
     std::copy(from, from + count, to);
   }

@@ -122,6 +122,8 @@ void read_scales(const JsonObject& root, const Family& family, ModelConfig& conf
   if (family.scaled_embedding) {
     config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   }
+  if (family.attention_scale > 0)
+    config.attention.scale = static_cast<float>(family.attention_scale);
   if (family.reads_query_scale) {
     const double scalar = root.number("query_pre_attn_scalar", 1 / most, most, 256);
     config.attention.scale = static_cast<float>(1 / std::sqrt(scalar));
@@ -207,6 +209,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   attention.kv_heads = read_kv_heads(root, family, attention.q_heads);
   attention.head_dim = read_head_dim(root, family, config.hidden_size, attention.q_heads);
   read_layers(root, family, config);
+  read_global_heads(root, file, family, config);
   read_rope(root, file, family, length, config);
   read_scales(root, family, config);
   read_mixture(root, family, config);
@@ -223,6 +226,8 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   config.norm_outputs = !family.norms.after_attention.empty();
   config.qk_norm = family.qk_norm;
   config.qk_norm_whole = family.qk_norm_whole;
+  config.value_norm = family.value_norm;
+  config.layer_scale = family.layer_scale;
   config.output_gate = family.output_gate;
   config.tied_embeddings = root.flag("tie_word_embeddings", family.tied_embeddings);
   if (family.adjusts_intermediate_size)

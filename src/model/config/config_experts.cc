@@ -20,6 +20,7 @@ const char* experts_key(const JsonObject& root, const Family& family) {
   constexpr const char* other = "num_local_experts";
   const auto& own = family.own_keys;
   const bool has_name = std::ranges::find(own, name) != own.end();
+  if (has_name && !family.mixture.switch_key.empty()) return name;  // which has one name alone
   if (!has_name || !root.contains(name)) return other;
   const Json* first = root.find(name);
   const Json* second = root.find(other);
@@ -74,19 +75,25 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   if (own.experts == 0) return;
   ExpertMixture& mixture = config.mixture;
   const char* key = experts_key(root, family);
+  const std::string switch_key(own.switch_key);
+  const std::string per_token_key(own.per_token_key);
+  if (!switch_key.empty() && !root.flag(switch_key, false)) return;
   // Those whose layers may all be dense say so.
-  const bool may_be_dense = own.reads_layers || own.beside_mlp;
-  mixture.experts = root.integer(key, may_be_dense ? 0 : 1, max_experts, own.experts);
+  const bool may_be_dense = switch_key.empty() && (own.reads_layers || own.beside_mlp);
+  const auto missing = [&](std::int64_t value) {
+    return switch_key.empty() ? std::optional(value) : std::optional<std::int64_t>();
+  };
+  mixture.experts = root.integer(key, may_be_dense ? 0 : 1, max_experts, missing(own.experts));
   if (mixture.experts == 0) return;
-  mixture.per_token = root.integer("num_experts_per_tok", 1, max_experts, own.per_token);
+  mixture.per_token = root.integer(per_token_key, 1, max_experts, missing(own.per_token));
   if (mixture.per_token > mixture.experts) {
-    root.fail("num_experts_per_tok", fmt::format("at most {} ({})", key, mixture.experts));
+    root.fail(per_token_key, fmt::format("at most {} ({})", key, mixture.experts));
   }
   const std::string_view width =
       own.intermediate_size > 0 ? own.intermediate_size_key : "intermediate_size";
-  mixture.intermediate_size = own.intermediate_size > 0
-                                  ? root.integer(width, 1, max_width, own.intermediate_size)
-                                  : config.intermediate_size;
+  mixture.intermediate_size =
+      own.intermediate_size > 0 ? root.integer(width, 1, max_width, missing(own.intermediate_size))
+                                : config.intermediate_size;
   // All experts together have no more than an MLP may have.
   if (mixture.experts * mixture.intermediate_size > max_width) {
     root.fail(width, fmt::format("{} at most, because {} is {}", max_width / mixture.experts, key,
@@ -99,6 +106,7 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", own.norm_topk_prob);
   mixture.biases = own.fused;
   mixture.beside_mlp = own.beside_mlp;
+  mixture.own_norms = own.own_norms;
   if (own.reads_layers) mixture.layers = expert_layers(root, config.attention.layers);
   if (std::ranges::none_of(mixture.layers, [](bool has) { return has; }) &&
       !mixture.layers.empty()) {

@@ -34,6 +34,11 @@ void read_stored_layers(const JsonObject& root, std::int64_t most, ModelConfig& 
 /// REQUIRES: attention.layers and hidden_size are read.
 void read_layers(const JsonObject& root, const Family& family, ModelConfig& config);
 
+/// Heads of layers without a window, shared rows, and inputs for each layer (config_heads.cc).
+/// REQUIRES: all of the attention but RoPE, hidden_size, intermediate_size and vocab_size are read.
+void read_global_heads(const JsonObject& root, const std::filesystem::path& file,
+                       const Family& family, ModelConfig& config);
+
 /// ModelConfig::mixture, and the activation that goes with it (config_experts.cc).
 /// REQUIRES: attention.layers, hidden_size and intermediate_size are read.
 void read_mixture(const JsonObject& root, const Family& family, ModelConfig& config);

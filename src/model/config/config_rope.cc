@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -208,6 +209,24 @@ QueryGrowth read_query_growth(const JsonObject& rope, const RopeScaling& scaling
   return {beta, rope.integer("original_max_position_embeddings", 1, max_positions)};
 }
 
+/// The first pairs of a head are turned as they are in a head that is turned whole, the others not
+/// at all. False: the type is another one.
+bool read_proportional(const JsonObject& rope, ModelConfig& config) {
+  if (rope.text(rope.contains("rope_type") ? "rope_type" : "type", "default") != "proportional")
+    return false;
+  config.rope_theta = read_theta(rope, config.rope_theta);
+  const double part = rope.number("partial_rotary_factor", 0, 1, 1);
+  const double factor = rope.number("factor", 1 / most, most, 1);
+  const std::int64_t dim = config.attention.head_dim;
+  const auto turned = static_cast<std::int64_t>(part * static_cast<double>(dim)) / 2;
+  RopeScaling& scaling = config.rope_scaling;
+  scaling.kind = Kind::frequency_factors;
+  scaling.pair_factors.assign(static_cast<std::size_t>(dim / 2),
+                              std::numeric_limits<double>::infinity());
+  std::fill_n(scaling.pair_factors.begin(), turned, factor);
+  return true;
+}
+
 /// Of families whose windowed layers have a theta of their own: rope_theta, rope_local_base_freq
 /// and rope_scaling (of the others) as transformers wrote them before version 5, or rope_parameters
 /// with an object for each kind of layer.
@@ -226,22 +245,29 @@ void read_rope_by_kind(const JsonObject& root, const std::filesystem::path& file
     read_rotary_dim(rope, family, config.attention.head_dim, 1);
   };
   const auto read_scaling = [&](const JsonObject& rope) {
+    if (family.proportional_rope && read_proportional(rope, config)) return;
     check_whole(rope);
     config.rope_theta = read_theta(rope, config.rope_theta);
     config.rope_scaling = ScalingReader(root, rope, family, length, config).read();
     if (config.rope_scaling.kind == Kind::none) return;
     if (config.rope_scaling.kind != Kind::linear) {
-      rope.unsupported(rope.contains("rope_type") ? "rope_type" : "type",
-                       fmt::format("\"default\" and \"linear\" in {}", family.name));
+      rope.unsupported(
+          rope.contains("rope_type") ? "rope_type" : "type",
+          fmt::format("{} in {}",
+                      family.proportional_rope ? "\"default\", \"linear\" and \"proportional\""
+                                               : "\"default\" and \"linear\"",
+                      family.name));
     }
     // max_position_embeddings is what such a file says of the stretched model.
     config.rope_scaling.original_max_position =
         static_cast<double>(config.max_position) / config.rope_scaling.factor;
   };
   constexpr const char* by_kind = "rope_parameters";
-  if (says_something(by_kind)) {
-    const JsonObject kinds(*root.find(by_kind), file, "rope_parameters.");
-    for (const auto& [name, inner] : root.find(by_kind)->items()) {
+  const bool given = says_something(by_kind);
+  if (given || !family.rope_parameters.empty()) {
+    const Json all = given ? *root.find(by_kind) : Json::parse(family.rope_parameters);
+    const JsonObject kinds(all, file, "rope_parameters.");
+    for (const auto& [name, inner] : all.items()) {
       if (name == "full_attention" || name == "sliding_attention") continue;
       root.unsupported(by_kind, "\"full_attention\" and \"sliding_attention\" with an object each");
     }

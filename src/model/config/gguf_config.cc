@@ -24,6 +24,7 @@ using Json = nlohmann::json;
 
 constexpr std::int64_t most_number = std::int64_t{1} << 40;
 constexpr double most_factor = 1e9;
+constexpr double most_pair_factor = 1e31;  // of pairs that are as good as not turned
 
 // Keys of an architecture that are read, or say nothing about the network. Of others there are
 // those of families whose layers differ.
@@ -65,6 +66,9 @@ constexpr std::array<std::string_view, 4> multiplier_keys = {"attention.scale", 
                                                              "residual_scale", "logit_scale"};
 constexpr const char* same_epsilon_key = "attention.layer_norm_epsilon";  // of nemotron_h, too
 constexpr const char* convolution_key = "shortconv.l_cache";
+constexpr std::array<std::string_view, 5> global_keys = {
+    "attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers",
+    "embedding_length_per_layer_input", "rope.dimension_count_swa"};
 constexpr const char* growth_key = "attention.temperature_scale";
 constexpr const char* shared_expert_key = "expert_shared_feed_forward_length";
 constexpr const char* recurrent_layers_key = "attention.recurrent_layers";
@@ -114,6 +118,9 @@ bool is_read(const Family& family, std::string_view name) {
   if (family.parts_apart && name == same_epsilon_key) return true;
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
+  if (family.global_head_dim > 0 && std::ranges::find(global_keys, name) != global_keys.end()) {
+    return true;
+  }
   if (family.query_growth && name == growth_key) return true;
   if (family.final_softcap.has_value() && name == final_cap_key) return true;
   if (family.attention_softcap.has_value() && name == score_cap_key) return true;
@@ -125,7 +132,7 @@ std::vector<double> pair_factors(const GgufFile& file, std::string_view name, st
   const auto wrong = [&](const std::string& what) {
     throw FileError(fmt::format("{}: tensor {} {}; expected f32, shape [{}], factors from {} to {}",
                                 path_text(file.path()), name, what, pairs, 1 / most_factor,
-                                most_factor));
+                                most_pair_factor));
   };
   const auto found = file.tensors().find(name);
   if (found == file.tensors().end()) wrong("is missing");
@@ -137,7 +144,7 @@ std::vector<double> pair_factors(const GgufFile& file, std::string_view name, st
   for (std::int64_t i = 0; i < pairs; ++i) {
     float value = 0;
     std::memcpy(&value, tensor.bytes.data() + 4 * i, sizeof value);
-    if (!(value >= 1 / most_factor && value <= most_factor))
+    if (!(value >= 1 / most_factor && value <= most_pair_factor))
       wrong(fmt::format("has a factor {}", value));
     factors.push_back(value);
   }
@@ -203,6 +210,7 @@ class Translator {
     read_rope();
     read_scales();
     if (has_windows(family_)) read_windows();
+    if (family_.global_head_dim > 0) read_heads_of_layers();
     if (architecture_.experts) read_experts();
     read_tokens();
     refuse_other_tensors();
@@ -258,6 +266,8 @@ class Translator {
   }
 
   std::int64_t read_kv_heads(std::int64_t heads) {
+    if (family_.global_head_dim > 0 && file_.is_array(prefix_ + "attention.head_count_kv"))
+      return heads;  // read_heads_of_layers has them
     std::vector<bool> attention;
     const std::int64_t kv_heads = read_each("attention.head_count_kv", heads, heads, attention);
     if (std::ranges::find(attention, false) == attention.end()) return kv_heads;
@@ -338,6 +348,7 @@ class Translator {
       }
       return;
     }
+    if (family_.global_head_dim > 0) return;  // read_heads_of_layers has it
     // A mixture with an expert that all tokens share has it in each layer.
     if (family_.mixture.shared == 0 || file_.has(key)) {
       config_["intermediate_size"] = size("feed_forward_length");
@@ -447,13 +458,15 @@ class Translator {
       if (has(ours)) names.insert(fmt::format("{}.weight", name));
     }
     if (recurrent) add_delta(names);
+    for (const auto& [ours, name] : architecture_.scales) names.insert(std::string(name));
+    const bool has_mlp = !architecture_.experts || family_.mixture.beside_mlp;
     for (const auto& [ours, name] : gguf_projections()) {
       if (!has(ours)) continue;
       if (ours == "self_attn.o_proj") {
         add(name, attention_bias && !family_.never_o_bias);
       } else if (ours.starts_with("self_attn.")) {
         if (!family_.fused_qkv || name == gguf_qkv) add(name, qkv_bias);
-      } else if (!architecture_.experts && !(family_.fused_gate_up && ours == "mlp.gate_proj")) {
+      } else if (has_mlp && !(family_.fused_gate_up && ours == "mlp.gate_proj")) {
         add(name, config_.value("mlp_bias", false));
       }
     }
@@ -532,8 +545,12 @@ class Translator {
     whole.insert(has_convolutions(family_) ? "token_embd_norm.weight" : "output_norm.weight");
     if (family_.longrope_only) {
       whole.insert({long_factors, short_factors});
-    } else if (!has_sliding_rope(family_)) {
+    } else if (!has_sliding_rope(family_) || family_.proportional_rope) {
       whole.insert(rope_factors);
+    }
+    if (family_.layer_input_size > 0) {
+      whole.insert({"per_layer_token_embd.weight", "per_layer_model_proj.weight",
+                    "per_layer_proj_norm.weight"});
     }
     const std::set<std::string> in_attention = names_in_layer(false);
     const std::set<std::string> in_recurrence =
@@ -714,6 +731,79 @@ class Translator {
     }
   }
 
+  /// One number for each layer: a list, or one for all.
+  std::vector<std::int64_t> of_layers(const char* name, std::int64_t low) const {
+    const std::string key = prefix_ + name;
+    const auto layers = config_["num_hidden_layers"].get<std::size_t>();
+    if (!file_.is_array(key)) return std::vector(layers, file_.integer(key, low, most_number));
+    std::vector<std::int64_t> numbers = file_.integers(key);
+    const auto is_wrong = [&](std::int64_t x) { return x < low || x > most_number; };
+    if (numbers.size() != layers || std::ranges::any_of(numbers, is_wrong))
+      file_.fail(key, fmt::format("a number of {} or more for each of the {} layers", low, layers));
+    return numbers;
+  }
+
+  /// Heads of layers with a window and of others, layers that share rows, and inputs for each
+  /// layer.
+  void read_heads_of_layers() {
+    const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
+    const std::int64_t sliding_dim =
+        file_.integer(prefix_ + "attention.key_length_swa", 2, most_number);
+    for (const char* name : {"attention.value_length_swa", "rope.dimension_count_swa"}) {
+      if (file_.integer(prefix_ + name, 1, most_number, sliding_dim) != sliding_dim) {
+        file_.unsupported(prefix_ + name,
+                          fmt::format("heads of one length, turned whole ({})", sliding_dim));
+      }
+    }
+    if (!config_.contains("layer_types"))
+      file_.fail(prefix_ + std::string(window_keys[1]), "a flag for each layer");
+    if (!has_tensor(rope_factors)) {
+      throw FileError(fmt::format(
+          "{}: has no tensor {}, which says what part of a head is turned in layers without a "
+          "window; convert the model again",
+          path_text(file_.path()), rope_factors));
+    }
+    const std::vector<std::int64_t> kv_heads = of_layers("attention.head_count_kv", 1);
+    const std::int64_t shared =
+        file_.integer(prefix_ + "attention.shared_kv_layers", 0, layers - 1, 0);
+    config_["num_kv_shared_layers"] = shared;
+    config_["head_dim"] = sliding_dim;
+    Json own = Json::object();
+    bool has_values = true;
+    for (std::int64_t l = 0; l < layers; ++l) {
+      const std::int64_t heads = kv_heads[static_cast<std::size_t>(l)];
+      if (config_["layer_types"][static_cast<std::size_t>(l)] == "sliding_attention") {
+        config_["num_key_value_heads"] = heads;
+        continue;
+      }
+      own[fmt::to_string(l)] = {{"head_dim", head_dim_}, {"num_key_value_heads", heads}};
+      if (l < layers - shared) has_values = has_tensor(fmt::format("blk.{}.attn_v.weight", l));
+    }
+    for (std::int64_t l = 0; l < layers; ++l) {  // as the last of them, so that one is missed
+      if (config_["layer_types"][static_cast<std::size_t>(l)] == "sliding_attention" &&
+          kv_heads[static_cast<std::size_t>(l)] != config_["num_key_value_heads"])
+        file_.unsupported(prefix_ + "attention.head_count_kv",
+                          "layers with a window that are alike, and other layers that are alike");
+    }
+    config_["per_layer_config"] = own;
+    config_["attention_k_eq_v"] = !has_values;
+
+    const std::vector<std::int64_t> widths = of_layers("feed_forward_length", 1);
+    config_["intermediate_size"] = widths.front();
+    config_["use_double_wide_mlp"] = widths.back() != widths.front();
+    for (std::int64_t l = 0; l < layers; ++l) {
+      const bool doubled = widths.back() != widths.front() && l >= layers - shared;
+      if (widths[static_cast<std::size_t>(l)] != widths.front() * (doubled ? 2 : 1)) {
+        file_.unsupported(prefix_ + "feed_forward_length",
+                          "MLPs of one width, or twice as wide in layers that share rows");
+      }
+    }
+    const std::int64_t inputs =
+        file_.integer(prefix_ + "embedding_length_per_layer_input", 0, most_number, 0);
+    config_["hidden_size_per_layer_input"] = inputs;
+    config_["vocab_size_per_layer_input"] = config_["vocab_size"];
+  }
+
   /// Which layers have the window is the architecture's, where the file does not say.
   void read_windows() {
     const std::string window = prefix_ + std::string(window_keys[0]);
@@ -746,11 +836,14 @@ class Translator {
   void read_experts() {
     constexpr std::int64_t most_experts = 1024;
     const std::int64_t experts = file_.integer(prefix_ + "expert_count", 1, most_experts);
+    if (!family_.mixture.switch_key.empty())
+      config_[std::string(family_.mixture.switch_key)] = true;
     const auto& own = family_.own_keys;
     const bool local = std::ranges::find(own, "num_local_experts") != own.end();
     config_[local ? "num_local_experts" : "num_experts"] = experts;
     experts_ = experts;
-    config_["num_experts_per_tok"] = file_.integer(prefix_ + "expert_used_count", 1, experts);
+    config_[std::string(family_.mixture.per_token_key)] =
+        file_.integer(prefix_ + "expert_used_count", 1, experts);
     const std::string length = prefix_ + "expert_feed_forward_length";
     const bool has_own_key = family_.mixture.intermediate_size > 0;
     if (has_own_key || file_.has(length)) {

@@ -185,6 +185,7 @@ constexpr std::string_view original_length = "original_max_position_embeddings";
 constexpr ScalingKeys scaling_keys[] = {
     {"linear", {"factor", original_length}},
     {"dynamic", {"factor"}},
+    {"proportional", {"factor"}},
     {"llama3", {"factor", original_length, "low_freq_factor", "high_freq_factor"}},
     {"yarn",
      {"factor", original_length, "attention_factor", "mscale", "mscale_all_dim", "beta_fast",

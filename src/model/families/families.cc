@@ -32,12 +32,51 @@ Family hybrid(Family own) {
   return own;
 }
 
+/// Adds what Gemma 4's text models have in common to what one of them has of its own.
+Family gemma4(Family own) {
+  own.vocab_size = 262144;
+  own.hidden_size = 2304;
+  own.intermediate_size = 9216;
+  own.layers = 30;
+  own.q_heads = 8;
+  own.kv_heads = 4;
+  own.head_dim = 256;
+  own.tied_embeddings = true;
+  own.bos = 2;
+  own.eos = {1};
+  own.reads_attention_bias = true;
+  own.rope_theta = 1e6;
+  own.rope_parameters =
+      R"({"full_attention": {"rope_type": "proportional", "rope_theta": 1e6,
+                             "partial_rotary_factor": 0.25},
+          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})";
+  own.proportional_rope = true;
+  own.sliding_rope_theta = 1e4;
+  own.sliding = Family::Sliding::pattern;
+  own.sliding_pattern = 6;
+  own.global_head_dim = 512;
+  own.value_norm = true;
+  own.layer_scale = true;
+  own.attention_scale = 1;
+  own.norms = gemma_norms;
+  own.qk_norm = true;
+  own.gelu = true;
+  own.scaled_embedding = true;
+  own.final_softcap = 0;
+  own.own_keys.insert(own.own_keys.end(),
+                      {"attention_bias", "sliding_window", "layer_types", "hidden_activation",
+                       "final_logit_softcapping", "global_head_dim", "num_global_key_value_heads",
+                       "attention_k_eq_v", "per_layer_config", "num_kv_shared_layers",
+                       "use_double_wide_mlp", "use_bidirectional_attention"});
+  return own;
+}
+
 }  // namespace
 
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 22> all = {{
+  static const std::array<Family, 24> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -297,6 +336,32 @@ std::span<const Family> families() {
                     "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping",
                     "rope_local_base_freq"},
        .class_name = "gemma3"},
+      // The text model of Gemma 4: E2B, E4B, 31B and, with experts, 26B-A4B.
+      gemma4({.name = "gemma4_text",
+              .max_position = 131072,
+              .window = 512,
+              .layer_input_size = 256,
+              .mixture = {.experts = 128,
+                          .per_token = 8,
+                          .intermediate_size = 704,
+                          .router = "router.proj",
+                          .experts_at = "experts",
+                          .projections = {"gate_up_proj", "", "down_proj"},
+                          .stacked = true,
+                          .stacked_ending = "",
+                          .switch_key = "enable_moe_block",
+                          .per_token_key = "top_k_experts",
+                          .own_norms = true,
+                          .beside_mlp = true},
+              .own_keys = {"hidden_size_per_layer_input", "vocab_size_per_layer_input",
+                           "enable_moe_block", "num_experts", "top_k_experts",
+                           "moe_intermediate_size"},
+              .class_name = "gemma4"}),
+      // Gemma 4 12B, whose other parts project pictures and sound straight into the text model.
+      gemma4({.name = "gemma4_unified_text",
+              .max_position = 262144,
+              .window = 1024,
+              .class_name = "gemma4unified"}),
       // Qwen3.5, 3.6 and 3.8, the dense models. Positions of a text are those of RoPE without
       // sections for pictures.
       hybrid({.name = "qwen3_5",

@@ -69,6 +69,12 @@ struct FamilyMixture {
   /// All experts lie in two tensors [experts, outputs, inputs]: projections[0], gate before up, and
   /// projections[2]. There are no biases.
   bool stacked = false;
+  std::string_view stacked_ending = ".weight";  ///< of the names of these two tensors
+  /// A flag that says whether there are experts; empty: there are. If so, their number and those of
+  /// a token have no value that a missing key would mean.
+  std::string_view switch_key = {};
+  std::string_view per_token_key = "num_experts_per_tok";
+  bool own_norms = false;  ///< ExpertMixture::own_norms
   /// An MLP beside the mixture, of Family::mlp_size_key, through which every token goes.
   bool beside_mlp = false;
 };
@@ -110,6 +116,9 @@ struct Family {
   bool longrope_only = false;  ///< all scalings are LongRoPE, whatever older files call it
   /// A missing rope_parameters, in JSON; empty: RoPE without scaling.
   std::string_view rope_parameters = {};
+  /// Layers without a window have a scaling of the type proportional: the first pairs of a head, by
+  /// partial_rotary_factor, are turned as those of a whole head are.
+  bool proportional_rope = false;
   bool query_growth = false;      ///< reads llama_4_scaling_beta beside the scaling
   double sliding_rope_theta = 0;  ///< > 0: windowed layers have a theta of their own, this default
   bool reads_no_rope_layers = false;
@@ -126,6 +135,16 @@ struct Family {
   std::int64_t window = 0;           ///< a missing sliding_window; 0: none
   std::int64_t sliding_pattern = 0;  ///< a missing sliding_window_pattern, where that is read
   bool reads_sliding_pattern = false;
+
+  /// A missing global_head_dim: the width of heads in layers without a window, which may also have
+  /// another number of KV heads (num_global_key_value_heads, attention_k_eq_v) and share rows
+  /// (num_kv_shared_layers, use_double_wide_mlp). per_layer_config may give both. 0: layers have
+  /// heads of one kind.
+  std::int64_t global_head_dim = 0;
+  bool value_norm = false;            ///< ModelConfig::value_norm
+  std::int64_t layer_input_size = 0;  ///< a missing hidden_size_per_layer_input; 0: it is not read
+  bool layer_scale = false;           ///< ModelConfig::layer_scale
+  double attention_scale = 0;         ///< of scores; 0: as AttentionShape::scale has it
 
   // The network.
   NormNames norms = {};

@@ -39,6 +39,23 @@ constexpr std::array<GgufName, 6> gemma3_norms = {
      {"pre_feedforward_layernorm", "ffn_norm"},
      {"post_feedforward_layernorm", "post_ffw_norm"}}};
 
+constexpr std::array<GgufName, 12> gemma4_norms = {
+    {{"input_layernorm", "attn_norm"},
+     {"self_attn.q_norm", "attn_q_norm"},
+     {"self_attn.k_norm", "attn_k_norm"},
+     {"post_attention_layernorm", "post_attention_norm"},
+     {"pre_feedforward_layernorm", "ffn_norm"},
+     {"post_feedforward_layernorm", "post_ffw_norm"},
+     {"post_feedforward_layernorm_1", "post_ffw_norm_1"},
+     {"pre_feedforward_layernorm_2", "pre_ffw_norm_2"},
+     {"post_feedforward_layernorm_2", "post_ffw_norm_2"},
+     {"per_layer_input_gate", "inp_gate"},
+     {"per_layer_projection", "proj"},
+     {"post_per_layer_input_norm", "post_norm"}}};
+constexpr std::array<GgufName, 3> gemma4_scales = {
+    {{"layer_scalar", "layer_output_scale.weight"},
+     {"router.scale", "ffn_gate_inp.scale"},
+     {"router.per_expert_scale", "ffn_down_exps.scale"}}};
 constexpr std::array<GgufName, 4> gemma2_norms = {
     {{"input_layernorm", "attn_norm"},
      {"post_attention_layernorm", "post_attention_norm"},
@@ -122,7 +139,7 @@ constexpr std::array<GgufName, 14> nemotron_parts = {{{"mixer.q_proj.weight", "a
                                                       {"mixer.norm.weight", "ssm_norm.weight"},
                                                       {"mixer.out_proj.weight", "ssm_out.weight"}}};
 
-constexpr std::array<GgufArchitecture, 21> architectures = {
+constexpr std::array<GgufArchitecture, 23> architectures = {
     {{.name = "llama",
       .model_type = "llama",
       .experts = false,
@@ -190,6 +207,18 @@ constexpr std::array<GgufArchitecture, 21> architectures = {
          .norms = gemma3_norms,
          .layers_scaled_by_width = 62  // Gemma 3 27B
      },
+     {.name = "gemma4",
+      .model_type = "gemma4_text",
+      .experts = false,
+      .interleaved = false,
+      .norms = gemma4_norms,
+      .scales = gemma4_scales},
+     {.name = "gemma4",
+      .model_type = "gemma4_text",
+      .experts = true,
+      .interleaved = false,
+      .norms = gemma4_norms,
+      .scales = gemma4_scales},
      {.name = "qwen35",
       .model_type = "qwen3_5",
       .experts = false,

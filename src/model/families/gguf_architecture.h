@@ -27,6 +27,8 @@ struct GgufArchitecture {
   /// pairs of RoPE are elements (2i, 2i + 1). Scores do not depend on the order.
   bool interleaved;
   std::span<const GgufName> norms;
+  /// Numbers and factors of a layer by their whole names, endings included.
+  std::span<const GgufName> scales = {};
   /// Layers of the one size of this architecture whose queries are scaled by the square root of
   /// hidden size / heads. Other sizes scale them by that of a head's length. 0: there is none.
   std::int64_t layers_scaled_by_width = 0;

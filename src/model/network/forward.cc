@@ -40,7 +40,9 @@ void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64
   const std::int64_t tokens = any ? std::min(chunk, mixture_tokens(mixture)) : 0;
   const std::int64_t slots = tokens * mixture.per_token;
   const std::int64_t values = std::max(
-      only_experts ? 0 : std::min(chunk, mlp_tokens) * config.intermediate_size,
+      only_experts ? 0
+                   : std::min(chunk, mlp_tokens) *
+                         std::max(config.intermediate_size, config.sharing_intermediate_size),
       std::max(slots * mixture.intermediate_size, tokens * mixture.shared_intermediate_size));
   // What experts give lies where gate and up were, which are behind each other.
   const std::int64_t half = Pieces::rounded(values * f32) / f32;
@@ -84,8 +86,8 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
         static_cast<std::uintptr_t>(pieces.place(elements * element_bytes)));
   };
   const AttentionShape& shape = config.attention;
-  const std::int64_t q_width = shape.q_heads * shape.head_dim;
-  const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
+  const std::int64_t q_width = shape.q_heads * shape.widest_head();
+  const std::int64_t kv_width = shape.widest_kv();
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t op = bytes_of(operand);
   place(out.x, chunk * config.hidden_size, f32);
@@ -96,12 +98,13 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   if (config.attention_sinks) place(out.lse, chunk * shape.q_heads, f32);
   place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
   if (config.norm_outputs) place(out.branch, chunk * config.hidden_size, f32);
-  const auto place_angles = [&](Angles& angles) {
-    place(angles.cos, chunk * config.rotary_dim / 2, f32);
-    place(angles.sin, chunk * config.rotary_dim / 2, f32);
+  const auto place_angles_of = [&](std::int64_t rotary_dim, Angles& angles) {
+    place(angles.cos, chunk * rotary_dim / 2, f32);
+    place(angles.sin, chunk * rotary_dim / 2, f32);
   };
+  const auto place_angles = [&](Angles& angles) { place_angles_of(config.rotary_dim, angles); };
   place_angles(out.angles);
-  if (config.sliding_rope_theta > 0) place_angles(out.sliding_angles);
+  if (config.sliding_rope_theta > 0) place_angles_of(config.sliding_rotary(), out.sliding_angles);
   if (config.dual_chunk.chunk_size > 0) {
     place(out.q_next, chunk * q_width, f32);
     place(out.q_far, chunk * q_width, f32);
@@ -116,6 +119,13 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
   lay_out_mlp(config, op, chunk, place, out);
+  if (config.mixture.own_norms) place(out.mixed, chunk * config.hidden_size, f32);
+  if (const std::int64_t size = config.layer_inputs.size; size > 0) {
+    place(out.layer_inputs, shape.layers * chunk * size, f32);
+    place(out.layer_rows, shape.layers * chunk * size, f32);
+    place(out.layer_gate, chunk * size, f32);
+    place(out.layer_gated, chunk * size, op);
+  }
   return pieces.used();
 }
 
@@ -158,8 +168,9 @@ void Forward::run_each(std::span<const Token> tokens, std::span<const std::int64
   DeviceLock lock = device_->lock();
   clock_->begin(Phase::other);
   if (config_.sliding_rope_theta > 0)
-    place(sliding_rope_.angles(positions), std::ssize(tokens), a_.sliding_angles);
-  place(rope_.angles(positions), std::ssize(tokens), a_.angles);
+    place(sliding_rope_.angles(positions), config_.sliding_rotary(), std::ssize(tokens),
+          a_.sliding_angles);
+  place(rope_.angles(positions), config_.rotary_dim, std::ssize(tokens), a_.angles);
   place_growing_angles(positions);
   run_placed(tokens, std::ssize(tokens), {}, texts, std::move(lock));
 }
@@ -172,6 +183,7 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
   // The residual is kept divided by residual_scale, so that what is added to it needs no factor.
   const double scale = config_.embedding_scale / config_.residual_scale;
   if (scale != 1) device_->scale(static_cast<float>(scale), count * config_.hidden_size, a_.x);
+  if (config_.layer_inputs.size > 0) make_layer_inputs(tokens);
   if (replays(count)) find_states(layers);
   const std::int64_t end = config_.attention.layers;
   for (std::int64_t l = between(0, count); l < end; l = between(l + 1, count)) {
@@ -185,8 +197,8 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
     step.layer = l;
     step.tokens = count;
     step.q = a_.q;
-    step.k = a_.k;
-    step.v = a_.v;
+    step.k = config_.attention.has_rows(l) ? a_.k : nullptr;
+    step.v = config_.attention.has_rows(l) ? a_.v : nullptr;
     step.out = a_.attended;
     step.lse = a_.lse;
     layers.attend(step);
@@ -198,9 +210,9 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
 
 void Forward::place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length) {
   if (config_.sliding_rope_theta > 0)
-    place(sliding_rope_.angles(first, tokens), tokens, a_.sliding_angles);
+    place(sliding_rope_.angles(first, tokens), config_.sliding_rotary(), tokens, a_.sliding_angles);
   if (config_.dual_chunk.chunk_size > 0) return place_chunk_angles(first, tokens, length);
-  place(rope_.angles(first, tokens), tokens, a_.angles);
+  place(rope_.angles(first, tokens), config_.rotary_dim, tokens, a_.angles);
   if (config_.query_growth.beta == 0) return;
   positions_.resize(static_cast<std::size_t>(tokens));
   std::iota(positions_.begin(), positions_.end(), first);
@@ -211,7 +223,8 @@ void Forward::place_angles(std::int64_t first, std::int64_t tokens, std::int64_t
 void Forward::place_growing_angles(std::span<const std::int64_t> positions) {
   const QueryGrowth& growth = config_.query_growth;
   if (growth.beta != 0)
-    place(rope_.angles(positions, growth), std::ssize(positions), a_.query_angles[0]);
+    place(rope_.angles(positions, growth), config_.rotary_dim, std::ssize(positions),
+          a_.query_angles[0]);
 }
 
 void Forward::place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length) {
@@ -221,7 +234,7 @@ void Forward::place_chunk_angles(std::int64_t first, std::int64_t tokens, std::i
   const auto with = [&](double factor, const Angles& to, const auto& position_of) {
     for (std::int64_t t = 0; t < tokens; ++t)
       positions_[static_cast<std::size_t>(t)] = position_of(first + t);
-    place(rope_.angles(positions_, factor), tokens, to);
+    place(rope_.angles(positions_, factor), config_.rotary_dim, tokens, to);
   };
   const auto within = [&](std::int64_t p) { return chunks.within(p); };
   with(1, a_.angles, within);
@@ -230,8 +243,9 @@ void Forward::place_chunk_angles(std::int64_t first, std::int64_t tokens, std::i
   with(temperature, a_.query_angles[2], [&](std::int64_t) { return chunks.far(); });
 }
 
-void Forward::place(const RopeAngles& angles, std::int64_t tokens, const Angles& to) {
-  const std::int64_t bytes = tokens * config_.rotary_dim / 2 * bytes_of(DType::f32);
+void Forward::place(const RopeAngles& angles, std::int64_t rotary_dim, std::int64_t tokens,
+                    const Angles& to) {
+  const std::int64_t bytes = tokens * rotary_dim / 2 * bytes_of(DType::f32);
   device_->copy_in(angles.cos, bytes, reinterpret_cast<std::byte*>(to.cos));
   device_->copy_in(angles.sin, bytes, reinterpret_cast<std::byte*>(to.sin));
 }
@@ -278,63 +292,82 @@ void Forward::begin_layer(std::int64_t l, std::int64_t tokens) {
 void Forward::end_layer(std::int64_t l, std::int64_t tokens) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   if (config_.attention.is_attention(l)) {
-    attention_output(w, tokens);
+    attention_output(l, tokens);
   } else if (tokens <= recurrent_tokens) {
     recurrence_output(w, 0, tokens);
   }
   mlp(w, tokens);
+  if (config_.layer_inputs.size > 0) add_layer_input(l, tokens);
+  if (!config_.layer_scale) return;
+  begin(Phase::other);
+  device_->scale(w.scale, tokens * config_.hidden_size, a_.x);
 }
 
 void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   const AttentionShape& shape = config_.attention;
+  const std::int64_t dim = shape.head_dim_of(l);
+  const std::int64_t kv_heads = shape.kv_heads_of(l);
+  const bool has_rows = shape.has_rows(l);
   float* const q = config_.output_gate ? a_.q_gated : a_.q;
-  project({{w.q, w.q_bias.data, q}, {w.k, w.k_bias.data, a_.k}, {w.v, w.v_bias.data, a_.v}},
-          a_.hidden, tokens);
-  begin(Phase::other);
-  if (config_.output_gate)
-    device_->part_pairs(q, tokens * shape.q_heads, shape.head_dim, a_.q, a_.output_gate);
-  if (config_.qk_norm) {
-    const auto norm = [&](const Vector& weight, std::int64_t heads, float* x) {
-      const std::int64_t rows = tokens * heads * shape.head_dim / weight.size;
-      device_->head_norm(weight.data, rows, weight.size, static_cast<float>(config_.rms_norm_eps),
-                         x);
-    };
-    norm(w.q_norm, shape.q_heads, a_.q);
-    norm(w.k_norm, shape.kv_heads, a_.k);
+  if (!has_rows) {
+    project({{w.q, w.q_bias.data, q}}, a_.hidden, tokens);
+  } else if (w.v.out_features == 0) {
+    project({{w.q, w.q_bias.data, q}, {w.k, w.k_bias.data, a_.k}}, a_.hidden, tokens);
+  } else {
+    project({{w.q, w.q_bias.data, q}, {w.k, w.k_bias.data, a_.k}, {w.v, w.v_bias.data, a_.v}},
+            a_.hidden, tokens);
   }
-  rope(config_.rope_of(l), tokens);
+  begin(Phase::other);
+  if (has_rows && w.v.out_features == 0) device_->copy(a_.k, tokens * kv_heads * dim, a_.v);
+  if (config_.output_gate)
+    device_->part_pairs(q, tokens * shape.q_heads, dim, a_.q, a_.output_gate);
+  const auto norm = [&](const Vector& weight, std::int64_t width, std::int64_t heads, float* x) {
+    device_->head_norm(weight.data, tokens * heads * dim / width, width,
+                       static_cast<float>(config_.rms_norm_eps), x);
+  };
+  if (config_.qk_norm) {
+    norm(w.q_norm, w.q_norm.size, shape.q_heads, a_.q);
+    if (has_rows) norm(w.k_norm, w.k_norm.size, kv_heads, a_.k);
+  }
+  if (config_.value_norm && has_rows) norm(weights_.ones, dim, kv_heads, a_.v);
+  rope(l, tokens);
 }
 
-void Forward::rope(LayerRope which, std::int64_t tokens) {
+void Forward::rope(std::int64_t l, std::int64_t tokens) {
+  const LayerRope which = config_.rope_of(l);
   if (which == LayerRope::none) return;
   const AttentionShape& shape = config_.attention;
+  const std::int64_t dim = shape.head_dim_of(l);
+  const bool sliding = which == LayerRope::sliding;
   const auto rotate = [&](const Angles& angles, std::int64_t heads, float* x) {
     device_->rope({.cos = angles.cos,
                    .sin = angles.sin,
-                   .rotary_dim = config_.rotary_dim,
+                   .rotary_dim = sliding ? config_.sliding_rotary() : config_.rotary_dim,
                    .interleaved = config_.rope_interleaved},
-                  tokens, heads, shape.head_dim, x);
+                  tokens, heads, dim, x);
   };
-  const Angles& angles = which == LayerRope::sliding ? a_.sliding_angles : a_.angles;
-  rotate(angles, shape.kv_heads, a_.k);
+  const Angles& angles = sliding ? a_.sliding_angles : a_.angles;
+  if (shape.has_rows(l)) rotate(angles, shape.kv_heads_of(l), a_.k);
   if (config_.dual_chunk.chunk_size == 0)
     return rotate(config_.query_growth.beta == 0 ? angles : a_.query_angles[0], shape.q_heads,
                   a_.q);
   float* const forms[query_forms] = {a_.q, a_.q_next, a_.q_far};
   for (std::int64_t i = 1; i < query_forms; ++i)
-    device_->copy(a_.q, tokens * shape.q_heads * shape.head_dim, forms[i]);
+    device_->copy(a_.q, tokens * shape.q_heads * dim, forms[i]);
   for (std::int64_t i = 0; i < query_forms; ++i)
     rotate(a_.query_angles[i], shape.q_heads, forms[i]);
 }
 
-void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
+void Forward::attention_output(std::int64_t l, std::int64_t tokens) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   const AttentionShape& shape = config_.attention;
+  const std::int64_t dim = shape.head_dim_of(l);
   begin(Phase::other);
   if (!w.sinks.empty()) {
-    device_->attend_sinks(w.sinks.data, a_.lse, tokens, shape.q_heads, shape.head_dim, a_.attended);
+    device_->attend_sinks(w.sinks.data, a_.lse, tokens, shape.q_heads, dim, a_.attended);
   }
-  const std::int64_t values = tokens * shape.q_heads * shape.head_dim;
+  const std::int64_t values = tokens * shape.q_heads * dim;
   if (config_.output_gate) {
     device_->sigmoid_multiply(a_.output_gate, a_.attended, values, a_.heads);
   } else {
@@ -343,7 +376,47 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
   add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
 }
 
+// The inputs are the mean of two things but for a factor: rows of a table, and projections of the
+// embedding, normalised.
+void Forward::make_layer_inputs(std::span<const Token> tokens) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  const std::int64_t layers = config_.attention.layers;
+  const std::int64_t size = config_.layer_inputs.size;
+  const std::int64_t all = layers * count * size;
+  std::vector<Token> rows;
+  rows.reserve(static_cast<std::size_t>(layers * count));
+  for (std::int64_t l = 0; l < layers; ++l)
+    for (const Token token : tokens) rows.push_back(static_cast<Token>(token * layers + l));
+  device_->embed(weights_.layer_inputs, rows, a_.layer_rows);
+  device_->scale(std::sqrt(static_cast<float>(size)), all, a_.layer_rows);
+  device_->to_operand(a_.x, count * config_.hidden_size, a_.hidden);
+  for (std::int64_t l = 0; l < layers; ++l) {
+    project({{weights_.layers[static_cast<std::size_t>(l)].input_projection, nullptr,
+              a_.layer_inputs + l * count * size}},
+            a_.hidden, count);
+  }
+  begin(Phase::other);
+  const auto width = static_cast<float>(config_.hidden_size);
+  device_->scale(1 / std::sqrt(width), all, a_.layer_inputs);
+  device_->head_norm(weights_.layer_inputs_norm.data, layers * count, size,
+                     static_cast<float>(config_.rms_norm_eps), a_.layer_inputs);
+  device_->add(a_.layer_rows, all, a_.layer_inputs);
+  device_->scale(1 / std::sqrt(2.0F), all, a_.layer_inputs);
+}
+
+void Forward::add_layer_input(std::int64_t l, std::int64_t tokens) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+  const std::int64_t values = tokens * config_.layer_inputs.size;
+  begin(Phase::other);
+  device_->to_operand(a_.x, tokens * config_.hidden_size, a_.hidden);
+  project({{w.input_gate, nullptr, a_.layer_gate}}, a_.hidden, tokens);
+  begin(Phase::other);
+  device_->gelu_multiply(a_.layer_gate, a_.layer_inputs + l * values, values, a_.layer_gated);
+  add_to_residual(w.input_output, {}, w.input_output_norm, a_.layer_gated, tokens, a_.x);
+}
+
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
+  if (config_.mixture.own_norms && !w.mixture.empty()) return mlp_and_experts(w, tokens);
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
   const bool dense = w.down.out_features > 0;
@@ -353,7 +426,7 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   for (std::int64_t first = 0; first < tokens; first += most) {
     check_stop();
     const std::int64_t count = std::min(most, tokens - first);
-    const std::int64_t values = count * config_.intermediate_size;
+    const std::int64_t values = count * w.up.out_features;
     const std::byte* x = a_.hidden + first * hidden * operand;
     if (!w.mixture.empty()) {
       mix(w.mixture, x, count, a_.x + first * hidden);
@@ -370,6 +443,38 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
     activate(values);
     add_to_residual(w.down, w.down_bias, w.mlp_output_norm, a_.mlp, count, a_.x + first * hidden);
   }
+}
+
+void Forward::mlp_and_experts(const LayerWeights& w, std::int64_t tokens) {
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t operand = bytes_of(device_->operand_dtype());
+  const auto epsilon = static_cast<float>(config_.rms_norm_eps);
+  read_residual(w.mlp_norm, tokens);
+  for (std::int64_t first = 0; first < tokens; first += mlp_tokens) {
+    check_stop();
+    const std::int64_t count = std::min(mlp_tokens, tokens - first);
+    project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}},
+            a_.hidden + first * hidden * operand, count);
+    activate(count * w.up.out_features);
+    project({{w.down, w.down_bias.data, a_.mixed + first * hidden}}, a_.mlp, count);
+  }
+  begin(Phase::other);
+  device_->head_norm(w.mixture.mlp_output_norm.data, tokens, hidden, epsilon, a_.mixed);
+  const std::int64_t most = mixture_tokens(config_.mixture);
+  for (std::int64_t first = 0; first < tokens; first += most) {
+    check_stop();
+    const std::int64_t count = std::min(most, tokens - first);
+    const float* x = a_.x + first * hidden;
+    begin(Phase::other);
+    device_->rms_norm(x, w.mixture.router_norm.data, count, hidden, epsilon, a_.hidden);
+    choose_experts(w.mixture, a_.hidden, count);
+    device_->rms_norm(x, w.mixture.input_norm.data, count, hidden, epsilon, a_.hidden);
+    device_->clear(count * hidden, a_.branch);
+    run_experts(w.mixture, a_.hidden, count, a_.branch);
+    device_->add_norm(a_.branch, w.mixture.output_norm.data, count, hidden, epsilon,
+                      a_.mixed + first * hidden);
+  }
+  device_->add_norm(a_.mixed, w.mlp_output_norm.data, tokens, hidden, epsilon, a_.x);
 }
 
 void Forward::activate(std::int64_t values) {

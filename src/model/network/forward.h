@@ -80,6 +80,11 @@ class Forward {
     Angles query_angles[query_forms];
     std::byte *hidden, *heads, *mlp;  // operands
     std::byte* gathered;              // of hidden, one for each slot
+    float* mixed;                     // of MLP and experts, with ExpertMixture::own_norms
+    // With ModelConfig::layer_inputs: [layers, tokens, size] twice, [tokens, size], and its
+    // operand.
+    float *layer_inputs, *layer_rows, *layer_gate;
+    std::byte* layer_gated;
   };
   /// Activations of MLPs and of experts.
   template <class Place>
@@ -148,16 +153,28 @@ class Forward {
   /// Writes what the queries of these positions are turned and multiplied by, if they grow.
   void place_growing_angles(std::span<const std::int64_t> positions);
   void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
-  void place(const RopeAngles& angles, std::int64_t tokens, const Angles& to);
+  void place(const RopeAngles& angles, std::int64_t rotary_dim, std::int64_t tokens,
+             const Angles& to);
   /// Rotates a layer's queries and keys, unless it has no RoPE.
-  void rope(LayerRope which, std::int64_t tokens);
+  void rope(std::int64_t l, std::int64_t tokens);
+  /// Makes the inputs of all layers of some tokens, whose embeddings are in a_.x.
+  void make_layer_inputs(std::span<const Token> tokens);
+  /// x += what a layer makes of its inputs.
+  void add_layer_input(std::int64_t l, std::int64_t tokens);
   /// hidden = what a part of a layer reads of x.
   void read_residual(const Vector& norm, std::int64_t tokens);
   /// x += what a part of a layer gives: [tokens, hidden], normalised where the family does so.
   void add_to_residual(const Matrix& weight, const Vector& bias, const Vector& norm,
                        const std::byte* operand, std::int64_t tokens, float* x);
-  void attention_output(const LayerWeights& w, std::int64_t tokens);
+  void attention_output(std::int64_t l, std::int64_t tokens);
   void mlp(const LayerWeights& w, std::int64_t tokens);
+  /// x += what MLP and experts give, with ExpertMixture::own_norms.
+  void mlp_and_experts(const LayerWeights& w, std::int64_t tokens);
+  /// Chooses the experts of some tokens by their operands.
+  void choose_experts(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens);
+  /// x += what the chosen experts make of some tokens' operands.
+  void run_experts(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
+                   float* x);
   /// x += what a mixture of experts makes of some tokens' operands.
   void mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens, float* x);
   /// x += what the expert that all tokens share makes of some tokens' operands.

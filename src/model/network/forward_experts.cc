@@ -6,13 +6,27 @@ namespace topkv {
 // No family with experts normalises what they give.
 void Forward::mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
                   float* x) {
+  choose_experts(w, operand, tokens);
+  run_experts(w, operand, tokens, x);
+}
+
+void Forward::choose_experts(const MixtureWeights& w, const std::byte* operand,
+                             std::int64_t tokens) {
   const ExpertMixture& mixture = config_.mixture;
-  const std::int64_t hidden = config_.hidden_size;
   const std::int64_t k = mixture.per_token;
   project({{w.router, w.router_bias.data, a_.scores}}, operand, tokens);
   begin(Phase::other);
   device_->route(a_.scores, tokens, {mixture.experts, k, mixture.softmax_over_all}, a_.chosen,
                  a_.shares);
+  if (!w.expert_scales.empty())
+    device_->scale_by_expert(w.expert_scales.data, a_.chosen, tokens * k, a_.shares);
+}
+
+void Forward::run_experts(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
+                          float* x) {
+  const ExpertMixture& mixture = config_.mixture;
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t k = mixture.per_token;
   ExpertRows rows{a_.chosen, tokens * k, {}};
   std::int64_t sharing = k;
   const std::int32_t* places = nullptr;

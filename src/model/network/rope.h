@@ -20,7 +20,7 @@ class RopeTable {
     return {config.rope_theta, config.rotary_dim, config.rope_scaling};
   }
   static RopeTable of_sliding(const ModelConfig& config) {
-    return {config.sliding_rope_theta, config.rotary_dim, {}};
+    return {config.sliding_rope_theta, config.sliding_rotary(), {}};
   }
 
   /// cos and sin for positions first .. first + tokens - 1, times the scaling's attention factor;

@@ -35,6 +35,8 @@ class Checkpoint {
   /// Tensors that have not been asked for, and would change what a network says that has a use for
   /// them.
   virtual std::vector<std::string> unread() const { return {}; }
+  /// The network has no use for the tensor of this name, if there is one: unread leaves it out.
+  virtual void leave(const std::string& /*name*/) const {}
   /// Whether there is a matrix or vector of this name. Throws FileError when there are two.
   virtual bool has(const std::string& name) const = 0;
 

@@ -28,11 +28,15 @@ namespace {
 
 using Tensor = GgufFile::Tensor;
 
-constexpr std::array<GgufName, 5> whole_names = {{{"model.embed_tokens", "token_embd"},
-                                                  {"model.norm", "output_norm"},
-                                                  {"model.norm_f", "output_norm"},
-                                                  {"model.embedding_norm", "token_embd_norm"},
-                                                  {"lm_head", "output"}}};
+constexpr std::array<GgufName, 8> whole_names = {
+    {{"model.embed_tokens", "token_embd"},
+     {"model.norm", "output_norm"},
+     {"model.norm_f", "output_norm"},
+     {"model.embedding_norm", "token_embd_norm"},
+     {"lm_head", "output"},
+     {"model.embed_tokens_per_layer", "per_layer_token_embd"},
+     {"model.per_layer_model_projection", "per_layer_model_proj"},
+     {"model.per_layer_projection_norm", "per_layer_proj_norm"}}};
 /// Granite's gate and up, which are one matrix there and two in a file.
 constexpr std::string_view fused_mlp = "shared_mlp.input_linear.weight";
 
@@ -73,6 +77,8 @@ std::string gguf_name(const GgufArchitecture& architecture, std::string_view nam
     return fmt::format("blk.{}.{}", in_layer->layer, delta);
   if (const auto own = renamed(architecture.parts, part); in_layer && !own.empty())
     return fmt::format("blk.{}.{}", in_layer->layer, beside_experts(architecture, own));
+  if (const std::string_view whole = renamed(architecture.scales, part); in_layer && !whole.empty())
+    return fmt::format("blk.{}.{}", in_layer->layer, whole);
   const std::size_t last = part.rfind('.');
   const std::string_view module = part.substr(0, last);
   const std::string_view kind = part.substr(last);
@@ -318,6 +324,11 @@ class GgufCheckpoint : public Checkpoint {
   float scale_of(std::string_view stored, std::int64_t expert = 0, std::int64_t experts = 1) const {
     const std::string name = fmt::format("{}.scale", stored.substr(0, stored.rfind('.')));
     if (!has_stored(name)) return 1;
+    // Gemma 4's router and experts have scales of this name that the network reads by itself.
+    const std::string_view in_layer = std::string_view(name).substr(name.find('.', 4) + 1);
+    if (std::ranges::find(architecture_.scales, in_layer, &GgufName::second) !=
+        architecture_.scales.end())
+      return 1;
     std::vector<float> scales(static_cast<std::size_t>(experts));
     widened(name, {experts}, scales);
     return scales[static_cast<std::size_t>(expert)];

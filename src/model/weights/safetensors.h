@@ -73,6 +73,9 @@ class SafeTensors {
   /// All of a tensor, which does not count as read. REQUIRES: has(name).
   std::span<const std::byte> bytes(std::string_view name) const;
 
+  /// Counts a tensor as read. REQUIRES: has(name).
+  void leave(std::string_view name) const { places_.find(name)->second.read = true; }
+
   /// Names of all tensors, ascending.
   std::vector<std::string> names() const;
   /// Those that neither get nor raw has given, ascending.

@@ -21,12 +21,13 @@ namespace {
 
 constexpr std::string_view weight = "weight";
 
-/// A tensor of the parts of a model that read pictures.
+/// A tensor of the parts of a model that read pictures, or listen.
 bool reads_pictures(std::string_view name) {
   constexpr std::string_view within = "model.";
   if (name.starts_with(within)) name.remove_prefix(within.size());
   return std::ranges::any_of(
-      std::array<std::string_view, 3>{"visual.", "vision_tower.", "multi_modal_projector."},
+      std::array<std::string_view, 6>{"visual.", "vision_tower.", "multi_modal_projector.",
+                                      "embed_vision.", "audio_tower.", "embed_audio."},
       [&](std::string_view part) { return name.starts_with(part); });
 }
 
@@ -59,6 +60,10 @@ class SafeTensorsCheckpoint : public Checkpoint {
                                  [&](const char* end) { return name.ends_with(end); });
     });
     return names;
+  }
+
+  void leave(const std::string& name) const override {
+    if (const auto found = find(name)) tensors_.leave(*found);
   }
 
   bool has(const std::string& name) const override { return find(name) || find(codes_of(name)); }

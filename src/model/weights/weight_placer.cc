@@ -194,6 +194,45 @@ Matrix Placer::table(const std::string& name, const ModelConfig& config) {
   return place(from_.matrix(name, {0, rows, rows}, config.hidden_size, format));
 }
 
+Matrix Placer::layer_inputs(const std::string& name, const ModelConfig& config) {
+  const std::int64_t layers = config.attention.layers;
+  const std::int64_t size = config.layer_inputs.size;
+  const auto cut = [&](Matrix matrix) {
+    matrix.out_features *= layers;
+    matrix.in_features = size;
+    return matrix;
+  };
+  const MatrixRows rows{0, config.vocab_size, config.layer_inputs.vocab};
+  const MatrixSource source = from_.matrix(name, rows, layers * size, WeightFormat::stored);
+  const Matrix& form = source.form;
+  if (!form.packed() && !source.make) {
+    const WeightFormat format = format_ == WeightFormat::int4 ? WeightFormat::int8 : format_;
+    return place(plain_matrix(cut(form), format,
+                              fmt::format("{}: tensor {}", path_text(from_.source()), name), 0));
+  }
+  const bool fits = !form.packed() || (!form.has_order && size % form.group == 0 &&
+                                       cut(form).row_bytes() * layers == form.row_bytes());
+  if (!fits) {
+    throw Unsupported(
+        fmt::format("{}: tensor {} has scales for groups of {} values, and {} values of a layer; "
+                    "topkv runs groups that lie within a layer: convert it to another type",
+                    path_text(from_.source()), name, form.group, size));
+  }
+  return cut(place(source));
+}
+
+Vector Placer::constant(std::int64_t size, float value) {
+  const std::span<float> values = room_for(size);
+  std::ranges::fill(values, value);
+  return put(values, 0);
+}
+
+float Placer::number(const std::string& name) {
+  float value = 1;
+  count(from_.vector(name, {&value, 1}));
+  return value;
+}
+
 Matrix Placer::embedding(const ModelConfig& config) {
   const bool as_head = config.tied_embeddings && !from_.has(embedding_name) && from_.has(head_name);
   const std::int64_t before = held_;
@@ -202,11 +241,11 @@ Matrix Placer::embedding(const ModelConfig& config) {
   return matrix;
 }
 
-Vector Placer::vector(const std::string& name, std::int64_t size, float offset) {
+Vector Placer::vector(const std::string& name, std::int64_t size, float offset, float factor) {
   const std::span<float> values = room_for(size);
   const std::int64_t bytes = from_.vector(name, values);
   if (device_ != nullptr)
-    for (float& value : values) value += offset;
+    for (float& value : values) value = (value + offset) * factor;
   return put(values, bytes);
 }
 

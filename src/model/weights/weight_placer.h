@@ -87,11 +87,25 @@ class Placer {
   /// The embedding or the output layer: int8 where other matrices are int4.
   Matrix table(const std::string& name, const ModelConfig& config);
 
+  /// The table of ModelConfig::layer_inputs, [vocab, layers * size] in the file: a row for each
+  /// token and layer. Throws Unsupported for one whose groups of inputs with a scale go over more
+  /// than one layer's.
+  Matrix layer_inputs(const std::string& name, const ModelConfig& config);
+
+  /// So many values that are all the same.
+  Vector constant(std::int64_t size, float value);
+
+  /// As Checkpoint::leave.
+  void leave(const std::string& name) const { from_.leave(name); }
+
+  /// One number, for the host.
+  float number(const std::string& name);
+
   /// A tied one may be in the file as the output layer alone.
   Matrix embedding(const ModelConfig& config);
 
-  /// offset: added to each value.
-  Vector vector(const std::string& name, std::int64_t size, float offset = 0);
+  /// offset: added to each value, which is multiplied by factor then.
+  Vector vector(const std::string& name, std::int64_t size, float offset = 0, float factor = 1);
 
   /// The weights of a convolution of each channel by itself: [kernel, channels].
   Vector convolution(const std::string& name, std::int64_t channels, std::int64_t kernel);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -46,9 +47,8 @@ bool same_values(const MatrixSource& a, const MatrixSource& b) {
 
 /// at: "model.layers.0." and the name of MLPs.
 void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
-               const std::string& at, LayerWeights& layer) {
+               const std::string& at, std::int64_t mlp, LayerWeights& layer) {
   const std::int64_t hidden = config.hidden_size;
-  const std::int64_t mlp = config.intermediate_size;
   const auto projection = [&](std::size_t which) {
     return fmt::format("{}{}.weight", at, family.names.mlp_projections[which]);
   };
@@ -84,10 +84,19 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
     weights.shared_down = placer.matrix(expert + "down_proj.weight", hidden, shared);
   }
   weights.router = placer.unrounded(router + "weight", mixture.experts, hidden);
+  if (mixture.own_norms) {
+    const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(hidden)));
+    weights.router_norm = placer.vector(at + "router.scale", hidden, 0, scale);
+    weights.expert_scales = placer.vector(at + "router.per_expert_scale", mixture.experts);
+    weights.input_norm = placer.vector(at + "pre_feedforward_layernorm_2.weight", hidden);
+    weights.output_norm = placer.vector(at + "post_feedforward_layernorm_2.weight", hidden);
+    weights.mlp_output_norm = placer.vector(at + "post_feedforward_layernorm_1.weight", hidden);
+  }
   if (names.stacked) {
     const auto stacked = [&](std::size_t tensor, std::int64_t out, std::int64_t in,
                              std::int64_t part, std::int64_t parts) {
-      const std::string name = fmt::format("{}{}.weight", experts, names.projections[tensor]);
+      const std::string name =
+          fmt::format("{}{}{}", experts, names.projections[tensor], names.stacked_ending);
       return placer.stacked_experts(name, mixture, out, in, part, parts);
     };
     weights.gate = stacked(0, width, hidden, 0, 2);
@@ -225,14 +234,21 @@ ConvolutionWeights place_convolution(Placer& placer, const ModelConfig& config,
 
 /// at: "model.layers.0." and the name of attention.
 void place_attention(Placer& placer, const ModelConfig& config, const Family& family,
-                     const std::string& at, LayerWeights& layer) {
+                     const std::string& at, std::int64_t l, LayerWeights& layer) {
   const auto optional_vector = [&](bool wanted, const std::string& name, std::int64_t size) {
     return wanted ? placer.vector(name, size) : Vector();
   };
   const std::int64_t hidden = config.hidden_size;
-  const std::int64_t head = config.attention.head_dim;
-  const std::int64_t q_size = config.attention.q_heads * head;
-  const std::int64_t kv_size = config.attention.kv_heads * head;
+  const AttentionShape& shape = config.attention;
+  const std::int64_t head = shape.head_dim_of(l);
+  const std::int64_t q_size = shape.q_heads * head;
+  const std::int64_t kv_size = shape.kv_heads_of(l) * head;
+  const bool has_rows = shape.has_rows(l);
+  if (!has_rows) {  // checkpoints have these all the same
+    for (const char* unused : {"k_proj", "v_proj", "k_norm"})
+      placer.leave(fmt::format("{}{}.weight", at, unused));
+  }
+  const bool has_values = has_rows && !(config.keys_are_values && shape.window_of(l) == 0);
   const std::int64_t q_outputs = config.output_gate ? 2 * q_size : q_size;
   if (family.fused_qkv) {
     const std::int64_t all = q_size + 2 * kv_size;
@@ -242,25 +258,37 @@ void place_attention(Placer& placer, const ModelConfig& config, const Family& fa
     layer.v = placer.rows(name, q_size + kv_size, kv_size, all, hidden);
   } else {
     layer.q = placer.matrix(at + "q_proj.weight", q_outputs, hidden);
-    layer.k = placer.matrix(at + "k_proj.weight", kv_size, hidden);
-    layer.v = placer.matrix(at + "v_proj.weight", kv_size, hidden);
+    if (has_rows) layer.k = placer.matrix(at + "k_proj.weight", kv_size, hidden);
+    if (has_values) layer.v = placer.matrix(at + "v_proj.weight", kv_size, hidden);
   }
   const std::string output = fmt::format("{}{}.", at, family.names.attention_output);
   layer.o = placer.matrix(output + "weight", hidden, q_size);
   layer.q_bias = optional_vector(config.qkv_bias, at + "q_proj.bias", q_outputs);
-  layer.k_bias = optional_vector(config.qkv_bias, at + "k_proj.bias", kv_size);
-  layer.v_bias = optional_vector(config.qkv_bias, at + "v_proj.bias", kv_size);
+  layer.k_bias = optional_vector(config.qkv_bias && has_rows, at + "k_proj.bias", kv_size);
+  layer.v_bias = optional_vector(config.qkv_bias && has_values, at + "v_proj.bias", kv_size);
   layer.o_bias = optional_vector(config.o_bias, output + "bias", hidden);
   if (config.qk_norm) {
     const auto norm = [&](std::string_view name, std::int64_t size) {
       return placer.norm(fmt::format("{}{}.weight", at, name), size, family.norm_offset);
     };
     layer.q_norm = norm(family.names.q_norm, config.qk_norm_whole ? q_size : head);
-    layer.k_norm = norm(family.names.k_norm, config.qk_norm_whole ? kv_size : head);
+    if (has_rows) layer.k_norm = norm(family.names.k_norm, config.qk_norm_whole ? kv_size : head);
   }
   if (config.attention_sinks) {
     layer.sinks = placer.vector(at + "sinks", config.attention.q_heads);
   }
+}
+
+/// at: "model.layers.0."
+void place_layer_input(Placer& placer, const ModelConfig& config, const std::string& at,
+                       std::int64_t l, LayerWeights& layer) {
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t size = config.layer_inputs.size;
+  layer.input_projection = placer.rows("model.per_layer_model_projection.weight", l * size, size,
+                                       config.attention.layers * size, hidden);
+  layer.input_gate = placer.matrix(at + "per_layer_input_gate.weight", size, hidden);
+  layer.input_output = placer.matrix(at + "per_layer_projection.weight", hidden, size);
+  layer.input_output_norm = placer.vector(at + "post_per_layer_input_norm.weight", hidden);
 }
 
 Weights place(Placer& placer, const ModelConfig& config) {
@@ -287,7 +315,7 @@ Weights place(Placer& placer, const ModelConfig& config) {
     if (has_mlp) layer.mlp_norm = norm(mlp_at, family.norms.before_mlp, hidden);
     if (has_mlp) layer.mlp_output_norm = norm(mlp_at, family.norms.after_mlp, hidden);
     if (config.attention.is_attention(l)) {
-      place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention),
+      place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention), l,
                       layer);
     } else if (config.mamba.heads > 0) {
       layer.mamba = place_mamba(placer, config, fmt::format("{}{}", at, family.mamba.at));
@@ -300,9 +328,17 @@ Weights place(Placer& placer, const ModelConfig& config) {
       layer.mixture = place_mixture(placer, config, family.mixture, mlp_at);
     }
     if (has_mlp && (!config.mixture.in(l) || config.mixture.beside_mlp)) {
-      place_mlp(placer, config, family, fmt::format("{}{}", mlp_at, family.names.mlp), layer);
+      place_mlp(placer, config, family, fmt::format("{}{}", mlp_at, family.names.mlp),
+                config.intermediate_size_of(l), layer);
     }
+    if (config.layer_inputs.size > 0) place_layer_input(placer, config, at, l, layer);
+    if (config.layer_scale) layer.scale = placer.number(at + "layer_scalar");
     weights.layers.push_back(std::move(layer));
+  }
+  if (config.value_norm) weights.ones = placer.constant(config.attention.widest_head(), 1);
+  if (const std::int64_t size = config.layer_inputs.size; size > 0) {
+    weights.layer_inputs = placer.layer_inputs("model.embed_tokens_per_layer.weight", config);
+    weights.layer_inputs_norm = norm("model.", "per_layer_projection_norm", size);
   }
   weights.final_norm = norm("model.", family.names.final_norm, hidden);
   weights.lm_head = config.tied_embeddings ? weights.embedding : placer.table(head_name, config);

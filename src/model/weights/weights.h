@@ -29,6 +29,9 @@ struct MixtureWeights {
   ExpertMatrices gate, up, down;  // of each expert
   Vector gate_biases, up_biases;  // [experts, width of an expert]
   Vector down_biases;             // [experts, hidden]
+  // With ExpertMixture::own_norms. [hidden]: what the router reads, with its factors; what the
+  // experts read and give; what the MLP gives. [experts]: factors of the weights of experts.
+  Vector router_norm, input_norm, output_norm, mlp_output_norm, expert_scales;
   // Of the expert that all tokens share. shared_weight: [1, hidden], never rounded.
   Matrix shared_weight, shared_gate, shared_up, shared_down;
 
@@ -80,6 +83,10 @@ struct LayerWeights {
   MixtureWeights mixture;                 // empty: none. Then, or beside it, there is an MLP:
   Matrix gate, up, down;
   Vector gate_bias, up_bias, down_bias;  // empty: none
+  // Of ModelConfig::layer_inputs: [size, hidden], [size, hidden], [hidden, size] and [hidden].
+  Matrix input_projection, input_gate, input_output;
+  Vector input_output_norm;
+  float scale = 1;  // of the residual behind the layer
 };
 
 struct WeightsSize {
@@ -94,8 +101,11 @@ struct Weights {
   Matrix embedding;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
   Vector final_norm;
-  Matrix lm_head;  // [vocab, hidden]; the embedding when tied
-  Buffer storage;  // what is not in the mapped file
+  Vector ones;               // [widest head] of ModelConfig::value_norm: the norm has no weights
+  Matrix layer_inputs;       // [vocab * layers, size]: row t * layers + l is of token t for layer l
+  Vector layer_inputs_norm;  // [size]
+  Matrix lm_head;            // [vocab, hidden]; the embedding when tied
+  Buffer storage;            // what is not in the mapped file
 
   /// Views into the checkpoint, which must outlive the weights, or copies in the device's memory.
   /// What is packed goes there tensor by tensor, in pieces: the host holds one piece beside.

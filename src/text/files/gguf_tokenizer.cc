@@ -201,10 +201,12 @@ class Translator {
     constexpr const char* model_key = "tokenizer.ggml.model";
     const std::string kind = file_.text(model_key);
     if (kind == "llama") return read_pieces();
+    if (kind == "gemma4") return read_merged_pieces();
     if (kind != "gpt2") {
-      file_.unsupported(model_key,
-                        "\"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece): of this model "
-                        "take a directory with safetensors and a tokenizer.json of these kinds");
+      file_.unsupported(
+          model_key,
+          "\"gpt2\" (byte-level BPE), \"llama\" (SentencePiece) and \"gemma4\": of this model "
+          "take a directory with safetensors and a tokenizer.json of these kinds");
     }
     const Style& style = style_of(file_);
     read_tokens();
@@ -266,17 +268,30 @@ class Translator {
     }
   }
 
+  void read_tokens_of_pieces() {
+    is_pieces_ = true;
+    read_tokens();
+  }
+
+  /// Pieces that merges make up, as in Gemma 4's tokenizer.json; scores say nothing.
+  GgufTokenizer read_merged_pieces() {
+    read_tokens_of_pieces();
+    GgufTokenizer found = pieces(file_.flag("tokenizer.ggml.add_space_prefix", false));
+    found.json["model"]["merges"] = merges();
+    found.json["model"]["vocab"] = std::move(vocabulary_);
+    return found;
+  }
+
   GgufTokenizer read_pieces() {
     constexpr const char* scores_key = "tokenizer.ggml.scores";
     constexpr const char* extra_key = "tokenizer.ggml.remove_extra_whitespaces";
     if (file_.flag(extra_key, false)) file_.unsupported(extra_key, "spaces as they are");
-    is_pieces_ = true;
-    read_tokens();
+    read_tokens_of_pieces();
     const auto scores = file_.numbers(scores_key);
     if (scores.size() != texts_.size()) {
       file_.fail(scores_key, fmt::format("one for each of the {} tokens", texts_.size()));
     }
-    GgufTokenizer found;
+    GgufTokenizer found = pieces(file_.flag("tokenizer.ggml.add_space_prefix", true));
     for (const std::size_t i : plain_) {
       if (!std::isfinite(scores[i])) {
         throw FileError(fmt::format("{}: {}[{}] is {}; expected finite numbers",
@@ -285,8 +300,13 @@ class Translator {
       found.scores[static_cast<Token>(i)] = static_cast<float>(scores[i]);
     }
     score_spaces(found.scores);
+    found.json["model"]["vocab"] = std::move(vocabulary_);
+    return found;
+  }
+
+  /// What tokenizers of pieces have in common, without the vocabulary.
+  GgufTokenizer pieces(bool prefix) {
     Json normalizers = Json::array();
-    const bool prefix = file_.flag("tokenizer.ggml.add_space_prefix", true);
     if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", piece_space}});
     normalizers.push_back(
         {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", piece_space}});
@@ -297,6 +317,7 @@ class Translator {
     if (prefix) {
       decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     }
+    GgufTokenizer found;
     found.json = {{"added_tokens", std::move(added_)},
                   {"post_processor", around(true)},
                   {"normalizer", {{"type", "Sequence"}, {"normalizers", normalizers}}},
@@ -307,7 +328,6 @@ class Translator {
       found.json["model"]["unk_token"] = named(unknown_key).first;
       found.json["model"]["fuse_unk"] = true;
     }
-    found.json["model"]["vocab"] = std::move(vocabulary_);
     return found;
   }
 

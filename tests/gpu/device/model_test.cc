@@ -216,6 +216,24 @@ TEST(CudaModel, HeadDimsThatTheDeviceDoesNotKnowAreNamedAndLeaveNothingBehind) {
   }
 }
 
+TEST(CudaModel, LayersWithHeadsOfTheirOwnAreRefusedAndLeaveNothingBehind) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const char* name : {"gemma4", "gemma4-shared", "gemma4-moe"}) {
+    const Model model = Model::load(root / "tests/fixtures/parity" / name, place.device());
+    const std::int64_t used = place.device().memory().used;
+    try {
+      model.prefill(std::vector<Token>{5, 6, 7});
+      ADD_FAILURE() << name << " was prefilled";
+    } catch (const Unsupported& error) {
+      EXPECT_NE(std::string(error.what()).find("other heads than the other layers"),
+                std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(place.device().memory().used, used);
+  }
+}
+
 TEST(CudaModel, LogitsOfTheBundledModelAreThoseOfTheHost) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
