@@ -162,6 +162,51 @@ TEST_P(Experts, RouteTakesTheFirstOfEqualScoresAndNamesExpertsWhateverScoresAre)
   }
 }
 
+TEST_P(Experts, WeightsAreMultipliedByTheScalesOfTheirExperts) {
+  const Place place(GetParam());
+  constexpr std::int64_t experts = 7;
+  for (const std::int64_t slots : {1, 8, 1000}) {
+    const auto scales = reference::random_floats(experts, 3, 2.0F);
+    const auto before = reference::random_floats(slots, 4);
+    const auto scores = reference::random_floats(slots * experts, 5);
+    const Buffer given = place.put(scores), factors = place.put(scales);
+    const Buffer chosen = place.room(slots), ones = place.room(slots);
+    const Buffer weights = place.put(before);
+    {
+      const auto lock = place.compute().lock();
+      place.compute().route(given.floats(), slots, {experts, 1, false}, ints(chosen),
+                            ones.floats());
+      place.compute().scale_by_expert(factors.floats(), ints(chosen), slots, weights.floats());
+    }
+    const Ids ids = get_ids(place, chosen, slots);
+    const auto got = place.get(weights.floats(), slots);
+    for (std::int64_t i = 0; i < slots; ++i)
+      ASSERT_EQ(got[i], before[i] * scales[static_cast<std::size_t>(ids[i])]) << i;
+  }
+}
+
+TEST_P(Experts, ValuesAreAddedAndCleared) {
+  const Place place(GetParam());
+  for (const std::int64_t count : {1, 31, 4096, 100003}) {
+    const auto a = reference::random_floats(count, 6), b = reference::random_floats(count, 7);
+    const Buffer x = place.put(a), from = place.put(b);
+    {
+      const auto lock = place.compute().lock();
+      place.compute().add(from.floats(), count, x.floats());
+    }
+    const auto sum = place.get(x.floats(), count);
+    for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(sum[i], a[i] + b[i]) << i;
+    if (count < 2) continue;
+    {
+      const auto lock = place.compute().lock();
+      place.compute().clear(count - 1, x.floats());
+    }
+    const auto cleared = place.get(x.floats(), count);
+    for (std::int64_t i = 0; i < count - 1; ++i) ASSERT_EQ(cleared[i], 0) << i;
+    EXPECT_EQ(cleared.back(), sum.back());
+  }
+}
+
 /// Experts of one form in a device's memory, with their values.
 struct Group {
   Buffer memory;

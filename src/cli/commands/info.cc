@@ -141,8 +141,14 @@ std::string scaling_text(const RopeScaling& scaling) {
   constexpr std::array<const char*, 6> names = {"",        "linear", "llama3",
                                                 "dynamic", "yarn",   "longrope"};
   if (scaling.kind == RopeScaling::Kind::none) return {};
-  if (scaling.kind == RopeScaling::Kind::frequency_factors)
+  if (scaling.kind == RopeScaling::Kind::frequency_factors) {
+    constexpr double still = 1e29;  // a factor of pairs that are as good as not turned
+    const auto& factors = scaling.pair_factors;
+    const auto turned = std::ranges::count_if(factors, [](double x) { return x < still; });
+    if (turned < std::ssize(factors))
+      return fmt::format(", {} of {} pairs of a head turned", turned, factors.size());
     return " scaled by the factors of rope_freqs.weight";
+  }
   return fmt::format(" scaled by {} from {}", names[static_cast<std::size_t>(scaling.kind)],
                      format_grouped(static_cast<std::int64_t>(scaling.original_max_position)));
 }
