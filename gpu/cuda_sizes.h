@@ -54,7 +54,7 @@ class WithCudaSizes : public Base {
   bool takes_rows(KvDType dtype) const final {
     return dtype == DType::bf16 || (in_blocks(dtype.keys) && in_blocks(dtype.values));
   }
-  void check_heads(const AttentionShape& shape) const final { gpu::check_heads(shape); }
+  void check_heads(const AttentionShape& shape) const final { gpu::check_supported(shape); }
   std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                        const PrefillVisibility& visible, KvDType rows,
                                        std::int64_t chunk) const final {

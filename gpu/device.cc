@@ -350,6 +350,10 @@ void CudaDevice::gated_norm(const float* x, const float* gate, const float* weig
   gpu::gated_norm(x, gate, weight, rows, width, epsilon, bf16(out), stream_);
 }
 
+void CudaDevice::copy_runs(const float* from, const RunsCopy& runs, float* to) {
+  gpu::copy_runs(from, runs, to, stream_);
+}
+
 void CudaDevice::part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,
                             float* second) {
   gpu::part_pairs(from, rows, width, first, second, stream_);
@@ -366,6 +370,11 @@ void CudaDevice::scale_rows(const float* weights, std::int64_t rows, std::int64_
 
 void CudaDevice::route(const float* scores, std::int64_t tokens, const Routing& routing,
                        std::int32_t* ids, float* weights) {
+  if (routing.sigmoid || routing.groups > 1 || routing.scale != 1) {
+    throw Unsupported(
+        "experts chosen by sigmoids, in groups or with scaled weights on a CUDA device; expected a "
+        "softmax: run this model on the CPU (--device cpu)");
+  }
   gpu::route(scores, tokens, routing.experts, routing.k, routing.over_all, ids, weights, stream_);
 }
 

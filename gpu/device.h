@@ -111,6 +111,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   void gated_delta_token(const GatedDeltaNet& net, const GatedDeltaToken& token) override;
   void gated_norm(const float* x, const float* gate, const float* weight, std::int64_t rows,
                   std::int64_t width, float epsilon, std::byte* out) override;
+  void copy_runs(const float* from, const RunsCopy& runs, float* to) override;
   void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,
                   float* second) override;
   void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,

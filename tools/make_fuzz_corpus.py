@@ -170,6 +170,21 @@ for architecture in ("llama", "qwen2", "qwen3", "gemma3", "gemma2", "phi3", "glm
         entries.append(entry("gpt-oss.attention.sliding_window_pattern", array, list_of(boolean, [b"\1"])))
     put("gguf", architecture, gguf(entries, tensors))
 
+# Latent attention.
+latent = sizes | {"attention.key_length": 40, "attention.value_length": 32, "attention.key_length_mla": 24,
+                  "attention.value_length_mla": 16, "attention.kv_lora_rank": 32, "attention.q_lora_rank": 16,
+                  "rope.dimension_count": 8, "leading_dense_block_count": 0, "expert_count": 4,
+                  "expert_used_count": 1, "expert_feed_forward_length": 32, "expert_shared_count": 1,
+                  "expert_group_count": 2, "expert_group_used_count": 1, "expert_gating_func": 2}
+put("gguf", "deepseek2", gguf(
+    [entry("general.architecture", string, word("deepseek2"))]
+    + [entry(f"deepseek2.{key}", u32, struct.pack("<I", value)) for key, value in latent.items()]
+    + [entry("deepseek2.attention.layer_norm_rms_epsilon", f32, struct.pack("<f", 1e-6)),
+       entry("deepseek2.expert_weights_scale", f32, struct.pack("<f", 2.5)),
+       entry("deepseek2.expert_weights_norm", boolean, b"\1")],
+    [("token_embd.weight", [32, 2], 0, bytes(256)), ("output_norm.weight", [32], 0, bytes(128)),
+     ("blk.0.attn_k_b.weight", [16, 32, 2], 0, bytes(4096)), ("blk.0.exp_probs_b.bias", [4], 0, bytes(16))]))
+
 # Hybrids: a layer that is a recurrence, one of attention, and a block that drafts tokens.
 for architecture in ("qwen35", "qwen35moe", "qwen3next"):
     hybrid = sizes | {"block_count": 3, "rope.dimension_count": 4, "ssm.conv_kernel": 4, "ssm.state_size": 16,

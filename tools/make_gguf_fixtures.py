@@ -35,6 +35,7 @@ import gguf_gemma4
 import gguf_hybrids
 import gguf_recurrences
 import parity_experts
+import parity_latent
 from make_parity_fixtures import (MISTAKE, OUT, greedy, load, logits_of, write_checkpoint,
                                   write_reference)
 from parity_mistakes import mistakes, plain_frequencies
@@ -199,6 +200,37 @@ VARIANTS = {
                                       pad_token_id=0, layer_types=["sliding_attention", "full_attention"],
                                       rope_parameters=GEMMA4_ROPE),
                         {"": Type.Q8_0, "gate_up": Type.Q4_0, "down": Type.Q5_1}),
+    # Latent attention: kv_b_proj is two tensors, of which the one that makes keys is transposed.
+    "gguf-deepseek2": (dict(model_type="deepseek_v3", tokens=48, dtype=torch.float32, hidden_size=64,
+                            intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                            num_key_value_heads=2, q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32,
+                            qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=8, n_shared_experts=1,
+                            num_experts_per_tok=3, moe_intermediate_size=32, n_group=4, topk_group=2,
+                            first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+                            max_position_embeddings=64, rms_norm_eps=1e-6,
+                            rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0,
+                                                 original_max_position_embeddings=16, beta_fast=4.0,
+                                                 beta_slow=1.0, mscale=1.5, mscale_all_dim=1.5)),
+                       {"": Type.Q8_0, "gate": Type.Q4_0, "down": Type.Q5_1, "k_b_proj": Type.Q5_0,
+                        "q_b_proj": Type.Q5_1}),
+    # As GLM-4.7-Flash. The file does not say that scores are sigmoids.
+    "gguf-glm47": (dict(model_type="glm4_moe_lite", tokens=48, dtype=torch.float32, hidden_size=64,
+                        intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
+                        num_key_value_heads=3, q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32,
+                        qk_rope_head_dim=16, v_head_dim=64, n_routed_experts=6, n_shared_experts=1,
+                        num_experts_per_tok=2, moe_intermediate_size=32, routed_scaling_factor=1.8,
+                        rms_norm_eps=1e-6, rope_parameters=theta(10000.0)),
+                   {"": Type.Q8_0, "gate": Type.Q4_0, "down": Type.Q5_1, "v_b_proj": Type.Q4_1}),
+    # As DeepSeek V2-Lite: no latents of queries, a softmax.
+    "gguf-deepseek2-lite": (dict(model_type="deepseek_v2", tokens=48, dtype=torch.float32, hidden_size=64,
+                                 intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+                                 num_key_value_heads=2, q_lora_rank=None, kv_lora_rank=64,
+                                 qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
+                                 n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2,
+                                 moe_intermediate_size=32, first_k_dense_replace=1,
+                                 routed_scaling_factor=1.5, rms_norm_eps=1e-6,
+                                 rope_parameters=theta(10000.0)),
+                            {"": Type.Q8_0, "gate": Type.Q4_0, "down": Type.Q5_1}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
@@ -215,7 +247,9 @@ CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between fl
 ARCHITECTURES = {"mixtral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
                  "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "qwen3_5_text": "qwen35",
                  "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-                 "granitemoehybrid": "granitehybrid"}
+                 "granitemoehybrid": "granitehybrid",
+                 "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+                 "glm4_moe_lite": "deepseek2"}
 PAIRED = ("granite", "granitemoehybrid", "llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
@@ -277,10 +311,16 @@ def make_tensor(weight, kind, generator):
     return data, gguf.quants.dequantize(data, kind)
 
 
-def parts_of(key, weight, turns):
+def parts_of(key, weight, turns, latent=None):
     """The tensors of a file that hold a parameter: names as of modules, and values.
 
-    turns: outputs of gate and up take turns, behind inputs (gpt-oss); else gate is the first half."""
+    turns: outputs of gate and up take turns, behind inputs (gpt-oss); else gate is the first half.
+    latent: heads, and elements of a head's key (kv_b_proj); the file has their matrices transposed."""
+    if "kv_b_proj" in key:
+        heads, nope = latent
+        weight = weight.reshape(heads, -1, weight.shape[1])
+        return {key.replace("kv_b", "k_b"): weight[:, :nope].swapaxes(1, 2),
+                key.replace("kv_b", "v_b"): weight[:, nope:]}
     if ".experts." not in key:
         return {key + ".weight" if key.endswith("sinks") else key: weight}
     at = key[:key.index(".experts.") + len(".experts.")]
@@ -297,6 +337,9 @@ def parts_of(key, weight, turns):
 def joined(key, parts, turns):
     """The parameter that parts_of took apart."""
     values = list(parts.values())
+    if "kv_b_proj" in key:
+        keys, per_head = values
+        return np.concatenate((keys.swapaxes(1, 2), per_head), axis=1).reshape(-1, per_head.shape[2])
     if len(values) == 2:
         gate, up = values
         values = [np.stack((gate, up), axis=2).reshape(len(gate), -1, *gate.shape[2:]) if turns else
@@ -304,6 +347,32 @@ def joined(key, parts, turns):
     if turns and ".experts." in key and not key.endswith("_bias"):
         return values[0].swapaxes(1, 2)
     return values[0]
+
+
+def write_latent_metadata(writer, config):
+    writer.add_head_count_kv(1)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    lite = config.model_type == "glm4_moe_lite"
+    writer.add_leading_dense_block_count(1 if lite else config.first_k_dense_replace)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.model_type == "deepseek_v2":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+        return
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    if lite:
+        return
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
 
 
 def write_metadata(writer, config, drafts):
@@ -323,12 +392,15 @@ def write_metadata(writer, config, drafts):
         return
     if hasattr(config, "intermediate_size"):
         writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
     rope = config.rope_parameters
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if hasattr(config, "kv_lora_rank"):
+        write_latent_metadata(writer, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if config.model_type in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
         writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gemma2":
@@ -389,6 +461,7 @@ def make_variant(name, spec, types, seed):
     gemma = config.model_type.startswith("gemma") and not gemma4
     hybrid = gguf_hybrids.is_hybrid(config)
     turns = config.model_type == "gpt_oss"
+    latent = (config.num_attention_heads, getattr(config, "qk_nope_head_dim", None))
     architecture, gguf_name = names_of(config)
     writer = gguf.GGUFWriter(path, architecture)
     write_metadata(writer, config, 1 if name in DRAFTING else 0)
@@ -418,7 +491,7 @@ def make_variant(name, spec, types, seed):
             key = moved.name
         if weight.ndim >= 2 and not key.endswith("bias"):
             values = {}
-            parts = moved.parts(weight) if moved and moved.pieces else parts_of(key, weight, turns)
+            parts = moved.parts(weight) if moved and moved.pieces else parts_of(key, weight, turns, latent)
             if gemma4 and ".experts." in key:
                 parts = {f"{key}.weight": weight}
             for part, matrix in parts.items():
@@ -454,6 +527,9 @@ def make_variant(name, spec, types, seed):
         if moved:
             value = moved.from_file(value)
         model.get_parameter(parameter_name).data = torch.from_numpy(value.copy()).reshape(shape)
+    for key, buffer in model.named_buffers():
+        if key.endswith("e_score_correction_bias"):
+            writer.add_tensor(gguf_name(key.replace("_bias", ".bias")), buffer.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -466,8 +542,10 @@ def make_variant(name, spec, types, seed):
           f" bytes; rows and inputs in the file's order {order:.2g}")
     if (config.model_type in PAIRED and turned or hybrid) and order < MISTAKE:
         return "a mistake moves the logits by too little"
-    if parity_experts.has_experts(model):
-        clear = parity_experts.router_lead(model, tokens)
+    for kind in (parity_experts, parity_latent):
+        if not kind.routers(model):
+            continue
+        clear = kind.router_lead(model, tokens)
         if clear < CLEAR:
             return f"experts are chosen by a lead of {clear:.2g} only"
     if config.model_type not in ("llama", "qwen2", "qwen3"):  # safetensors' fixtures show these

@@ -42,6 +42,7 @@ from tokenizers import Tokenizer
 import parity_chunks
 import parity_experts
 import parity_gemma4
+import parity_latent
 from parity_mistakes import mistakes, norm_neutral, plain_frequencies, with_rope
 from parity_variants import BASE, VARIANTS, VOCAB
 
@@ -124,8 +125,9 @@ def write_checkpoint(folder, spec, seed):
     generator = torch.Generator().manual_seed(seed)
     randomise(model, generator)
     drawn = torch.randint(3, VOCAB, (tokens,), generator=generator).tolist()
-    if parity_experts.has_experts(model):
-        parity_experts.separate_routers(model, drawn, generator)
+    for kind in (parity_experts, parity_latent):
+        if kind.routers(model):
+            kind.separate_routers(model, drawn, generator)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model.save_pretrained(folder, max_shard_size=shard)
@@ -250,8 +252,10 @@ def make_variant(name, spec, seed):
     weakest = min((size, what) for what, size in report.items() if what != "float64")
     if weakest[0] < MISTAKE:
         return f"'{weakest[1]}' moves the logits by {weakest[0]:.2g} only"
-    if parity_experts.has_experts(model):
-        clear = parity_experts.router_lead(model, tokens)
+    for kind in (parity_experts, parity_latent):
+        if not kind.routers(model):
+            continue
+        clear = kind.router_lead(model, tokens)
         print(f"   least lead of experts chosen {clear:.3g}")
         if clear < parity_experts.LEAD:
             return f"experts are chosen by a lead of {clear:.2g} only"

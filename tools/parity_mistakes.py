@@ -9,6 +9,7 @@ import torch
 import parity_experts
 import parity_gemma4
 from parity_variants import theta
+import parity_latent
 
 
 def norm_neutral(model):
@@ -34,6 +35,8 @@ def with_rope(model, change):
                                      getattr(rotary, f"{prefix}attention_scaling"),
                                      rope if layer_type is None else rope[layer_type])
         angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+        if model.config.model_type == "deepseek_v2":  # whose angles are complex numbers
+            return torch.polar(torch.ones_like(angles), angles) * factor
         if model.config.model_type != "gpt_oss":  # whose angles are those of pairs
             angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * factor).to(x.dtype), (angles.sin() * factor).to(x.dtype)
@@ -116,7 +119,7 @@ def mistakes(model):
     kind = rope.get("full_attention", rope).get("rope_type")
     if kind != "default":
         yield "no rope scaling", with_plain_rope
-    if kind in ("yarn", "longrope") and not config.model_type == "ministral3":  # whose factor is 1
+    if kind in ("yarn", "longrope") and model.model.rotary_emb.attention_scaling != 1:
         yield "no attention factor", without_attention_factor
     if config.model_type == "ministral3":
         yield "queries that do not grow", with_growth(llama_4_scaling_beta=0.0)
@@ -137,6 +140,9 @@ def mistakes(model):
     for norm in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
         if any(f".{norm}." in name for name in parameters):
             yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
+    if parity_latent.is_latent(model):
+        yield from parity_latent.mistakes(model)
+        return
     if any("linear_attn" in name for name in parameters):
         yield from mistakes_of_recurrences(model)
         return

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "bindings/src/bind_states.h"
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
@@ -26,12 +28,13 @@ std::unique_ptr<Builder> make(const AttentionShape& shape, std::int64_t capacity
 void append(Builder& self, std::int64_t layer, py::handle keys, py::handle values) {
   const AttentionShape& shape = self.builder.shape();
   const Array k(keys, "keys");
-  const Array v(values, "values");
+  std::optional<Array> v;
+  if (!values.is_none()) v.emplace(values, "values");
   const bool known = layer >= 0 && layer < shape.layers;  // else the rows are refused
   const std::int64_t heads = known ? shape.kv_heads_of(layer) : shape.kv_heads;
   const std::int64_t dim = known ? shape.head_dim_of(layer) : shape.head_dim;
   const TensorView k_view = k.tensor(heads, dim);
-  const TensorView v_view = v.tensor(heads, dim);
+  const TensorView v_view = v ? v->tensor(heads, dim) : TensorView();
   const Exclusive::Write use(self.use, busy);
   const GilReleased released;
   self.builder.append(layer, k_view, v_view);
@@ -112,7 +115,7 @@ void bind_builder(py::module_& module) {
       .def(
           "append", &append, py::arg("layer"), py::arg("keys"), py::arg("values"),
           "Appends K (post-RoPE) and V of the next tokens of a layer: [tokens, kv_heads, head_dim] "
-          "in any strides, f32, f16 or bf16, in host memory.")
+          "in any strides, f32, f16 or bf16, in host memory. values is None when keys are values.")
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),

@@ -21,12 +21,16 @@ void bind_types(py::module_& module) {
       "state_size: for each layer the float32 values of its recurrent state, 0: it is attention; "
       "empty: every layer is attention.\n"
       "sliding_kv_heads: KV heads of layers with a sliding window; 0: kv_heads.\n"
-      "sliding_head_dim: elements of a head in layers with a sliding window; 0: head_dim.")
+      "sliding_head_dim: elements of a head in layers with a sliding window; 0: head_dim.\n"
+      "keys_are_values: whether the value of a token is its key. Then one vector is stored for "
+      "both, "
+      "and v is None.")
       .def(py::init([](std::int64_t layers, std::int64_t q_heads, std::int64_t kv_heads,
                        std::int64_t head_dim, float scale, float softcap,
                        std::vector<std::int64_t> sliding_window, std::int64_t chunk_len,
                        std::vector<std::int64_t> row_layer, std::vector<std::int64_t> state_size,
-                       std::int64_t sliding_kv_heads, std::int64_t sliding_head_dim) {
+                       std::int64_t sliding_kv_heads, std::int64_t sliding_head_dim,
+                       bool keys_are_values) {
              AttentionShape shape{layers,
                                   q_heads,
                                   kv_heads,
@@ -38,7 +42,8 @@ void bind_types(py::module_& module) {
                                   std::move(row_layer),
                                   std::move(state_size),
                                   sliding_kv_heads,
-                                  sliding_head_dim};
+                                  sliding_head_dim,
+                                  keys_are_values};
              shape.check();
              return shape;
            }),
@@ -47,7 +52,7 @@ void bind_types(py::module_& module) {
            py::arg("sliding_window") = std::vector<std::int64_t>(), py::arg("chunk_len") = 0,
            py::arg("row_layer") = std::vector<std::int64_t>(),
            py::arg("state_size") = std::vector<std::int64_t>(), py::arg("sliding_kv_heads") = 0,
-           py::arg("sliding_head_dim") = 0)
+           py::arg("sliding_head_dim") = 0, py::arg("keys_are_values") = false)
       .def_readonly("layers", &AttentionShape::layers)
       .def_readonly("q_heads", &AttentionShape::q_heads)
       .def_readonly("kv_heads", &AttentionShape::kv_heads)
@@ -60,6 +65,7 @@ void bind_types(py::module_& module) {
       .def_readonly("state_size", &AttentionShape::state_size)
       .def_readonly("sliding_kv_heads", &AttentionShape::sliding_kv_heads)
       .def_readonly("sliding_head_dim", &AttentionShape::sliding_head_dim)
+      .def_readonly("keys_are_values", &AttentionShape::keys_are_values)
       .def_property_readonly("group", &AttentionShape::group, "Query heads per KV head.")
       .def_property_readonly("softmax_scale", &AttentionShape::softmax_scale,
                              "scale, or 1/sqrt(head_dim) if scale is 0.")
@@ -79,6 +85,7 @@ void bind_types(py::module_& module) {
           rest += fmt::format(", sliding_kv_heads={}", s.sliding_kv_heads);
         if (s.sliding_head_dim != 0)
           rest += fmt::format(", sliding_head_dim={}", s.sliding_head_dim);
+        if (s.keys_are_values) rest += ", keys_are_values=True";
         return fmt::format("AttentionShape(layers={}, q_heads={}, kv_heads={}, head_dim={}{})",
                            s.layers, s.q_heads, s.kv_heads, s.head_dim, rest);
       });

@@ -37,10 +37,11 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
   step_.kv_first = kv_first;
   step_.kv_tokens = kv_tokens;
   const bool has_rows = known && shape.has_rows(layer);
-  if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0 && has_rows)) {
+  const bool one_of_two = k.is_none() != v.is_none() && !(shape.keys_are_values && v.is_none());
+  if (one_of_two || (k.is_none() && step_.kv_count() != 0 && has_rows)) {
     throw InvalidArgument(fmt::format(
         "k and v may be None only together and with kv_tokens=0, or in a layer that attends the "
-        "rows of another layer; kv_tokens is {} and {} is None",
+        "rows of another layer; v alone when keys are values; kv_tokens is {} and {} is None",
         kv_tokens, k.is_none() ? v.is_none() ? "both" : "k" : "v"));
   }
   if (!k.is_none()) {
@@ -52,7 +53,7 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
                   device);
     };
     step_.k = rows(k, "k");
-    step_.v = rows(v, "v");
+    if (!v.is_none()) step_.v = rows(v, "v");
   }
   if (out_.is_none()) {
     if (device != host) {

@@ -70,6 +70,7 @@ class AttentionShape:
         state_size: Sequence[int] = [],
         sliding_kv_heads: int = 0,
         sliding_head_dim: int = 0,
+        keys_are_values: bool = False,
     ) -> None: ...
     @property
     def layers(self) -> int: ...
@@ -95,6 +96,8 @@ class AttentionShape:
     def sliding_kv_heads(self) -> int: ...
     @property
     def sliding_head_dim(self) -> int: ...
+    @property
+    def keys_are_values(self) -> bool: ...
     @property
     def group(self) -> int:
         """Query heads per KV head."""
@@ -286,7 +289,7 @@ class ContextBuilder:
     def resume(self, context: Context) -> None:
         """Takes a copy of all that a context holds; the builder has no tokens yet."""
 
-    def append(self, layer: int, keys: Array, values: Array) -> None:
+    def append(self, layer: int, keys: Array, values: Array | None) -> None:
         """Appends K and V of a layer's next tokens: [tokens, kv_heads, head_dim], strided, in host memory."""
 
     @overload

@@ -264,7 +264,12 @@ void check_heads(const AttentionShape& shape) {
 
 void check_supported(const AttentionShape& shape) {
   check_heads(shape);
-  if (attention_supports(shape.head_dim)) return;
+  if (attention_supports(shape.head_dim)) {
+    if (!shape.keys_are_values) return;
+    throw Unsupported(
+        "rows whose key is their value (multi-head latent attention) on a CUDA device; known are "
+        "rows of K and V: use the CPU (--device cpu)");
+  }
   throw Unsupported("head_dim " + std::to_string(shape.head_dim) +
                     " on a CUDA device; known are 64, 80, 96, 128, 256");
 }

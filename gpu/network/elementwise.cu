@@ -170,6 +170,20 @@ __global__ void rope_pairs_kernel(const float* cos, const float* sin, std::int64
   }
 }
 
+__global__ void copy_runs_kernel(const float* from, RunsCopy runs, std::int64_t count, float* to) {
+  await_previous();
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    const std::int64_t run = i / runs.width;
+    const std::int64_t row = run / runs.columns;
+    const std::int64_t column = run % runs.columns;
+    const std::int64_t at = i % runs.width;
+    to[row * runs.to_row + column * runs.to_column + at] =
+        from[row * runs.from_row + column * runs.from_column + at];
+  }
+}
+
 __global__ void scale_kernel(float factor, std::int64_t count, float* x) {
   await_previous();
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
@@ -344,6 +358,14 @@ void add(const float* from, std::int64_t count, float* x, cudaStream_t stream) {
   if (count == 0) return;
   launch_overlapped(add_kernel, blocks_for(count, block), block, 0, stream, from, count, x);
   check_launch("the adding kernel");
+}
+
+void copy_runs(const float* from, const RunsCopy& runs, float* to, cudaStream_t stream) {
+  const std::int64_t count = runs.rows * runs.columns * runs.width;
+  if (count == 0) return;
+  launch_overlapped(copy_runs_kernel, blocks_for(count, block), block, 0, stream, from, runs, count,
+                    to);
+  check_launch("the kernel that copies runs");
 }
 
 void to_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, cudaStream_t stream) {

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "src/device/runs_copy.h"
+
 namespace topkv::gpu {
 
 /// Computes out[t] = table[tokens[t]]. table: [vocab, width] bf16; out: [count, width].
@@ -67,6 +69,8 @@ void scale(float factor, std::int64_t count, float* x, cudaStream_t stream);
 
 /// x += from.
 void add(const float* from, std::int64_t count, float* x, cudaStream_t stream);
+/// Copies runs of float32 values, which do not overlap.
+void copy_runs(const float* from, const RunsCopy& runs, float* to, cudaStream_t stream);
 
 /// Rounds x to bf16.
 void to_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, cudaStream_t stream);

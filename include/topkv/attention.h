@@ -91,8 +91,8 @@ struct AttentionStep {
   /// [kv_tokens, kv_heads, head_dim]. Null in a layer without rows of its own; may be null when
   /// kv_tokens is 0.
   const float* k = nullptr;
-  /// [kv_tokens, kv_heads, head_dim]. Null in a layer without rows of its own; may be null when
-  /// kv_tokens is 0.
+  /// [kv_tokens, kv_heads, head_dim]. Null in a layer without rows of its own, and when keys are
+  /// values (AttentionShape::keys_are_values); may be null when kv_tokens is 0.
   const float* v = nullptr;
   float* out = nullptr;  ///< [tokens, q_heads, head_dim]
   float* lse = nullptr;  ///< [tokens, q_heads], log-sum-exp of the scores; null: not wanted

@@ -264,11 +264,13 @@ class ContextBuilder {
 
   /// Appends K and V of the next tokens of one layer. K is post-RoPE, as attention sees it. Both
   /// are [tokens, kv_heads, head_dim] with any strides, in f32, f16 or bf16, in host memory. Layers
-  /// may be filled in any order.
+  /// may be filled in any order. values is a null view when keys are values
+  /// (AttentionShape::keys_are_values).
   ///
   /// Throws InvalidArgument, and leaves the layer as it was, when:
   /// - a value is NaN or infinite; the message names layer, head and position;
   /// - shapes differ, or the capacity is exceeded;
+  /// - values are given, and keys are values;
   /// - the layer has no rows of its own (AttentionShape::has_rows);
   /// - a step of attend() has not yet been given to every layer.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);

@@ -15,7 +15,8 @@
 //   Gated DeltaNet. The last two have a mixture of experts;
 // - lfm2: a hybrid of attention and short convolutions;
 // - granitemoehybrid: hybrids of attention and Mamba-2, some with a mixture of experts;
-// - nemotron_h: hybrids of attention and Mamba-2 whose file has a layer for each part.
+// - nemotron_h: hybrids of attention and Mamba-2 whose file has a layer for each part;
+// - deepseek_v2, deepseek_v3, glm4_moe_lite: multi-head latent attention and a mixture of experts.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
 #pragma once
@@ -112,6 +113,24 @@ struct DualChunk {
   std::int64_t chunk_len() const { return chunk_size - local_size; }
 };
 
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+///
+/// A token's keys and values of all heads are projections of one latent. Only the latent is kept,
+/// and beside it a key that is turned by RoPE and that all heads share. The projections to keys are
+/// multiplied with the query instead, and the projections to values with the output. That leaves
+/// one KV head, whose key is the latent and the turned key, and whose value is the latent.
+/// AttentionShape::keys_are_values is then true, and its head_dim is kv_rank + rope_dim.
+struct LatentAttention {
+  std::int64_t kv_rank = 0;   ///< elements of a latent; 0: the model has no latent attention
+  std::int64_t q_rank = 0;    ///< elements of the latent that queries are made of; 0: there is none
+  std::int64_t nope_dim = 0;  ///< elements of a head's key that are made of the latent
+  std::int64_t rope_dim = 0;  ///< elements of the key that RoPE turns
+  std::int64_t value_dim = 0;  ///< elements of a head's value
+
+  /// Returns the elements of a head's query.
+  std::int64_t query_dim() const { return nope_dim + rope_dim; }
+};
+
 /// A mixture of experts in place of an MLP (Shazeer et al. 2017, arXiv 1701.06538). A router scores
 /// all experts. Each token goes through the experts that score highest, and a weighted sum of their
 /// outputs is the result.
@@ -119,12 +138,24 @@ struct ExpertMixture {
   std::int64_t experts = 0;            ///< number of experts; 0: the model has no mixture
   std::int64_t per_token = 0;          ///< experts that a token goes through, from 1 to experts
   std::int64_t intermediate_size = 0;  ///< intermediate size of each expert
-  /// Intermediate size of one more expert, through which every token goes; a sigmoid of a
-  /// projection of its own weighs what it gives. 0: there is none.
+  /// Intermediate size of one more expert, through which every token goes. 0: there is none.
   std::int64_t shared_intermediate_size = 0;
+  /// Whether a sigmoid of a projection of its own weighs what the shared expert gives.
+  bool shared_gate = false;
   /// True: the weights of the chosen experts are their shares of a softmax over all experts, which
   /// add up to less than 1. False: the weights are a softmax over the chosen experts.
   bool softmax_over_all = false;
+  /// The scores of experts are sigmoids of what the router gives, plus a learned bias when experts
+  /// are chosen. The weights are the sigmoids (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+  bool sigmoid = false;
+  bool sums_to_one =
+      false;         ///< with sigmoid: the weights of a token's experts are scaled to sum to 1
+  double scale = 1;  ///< the factor on all weights
+  /// Experts lie in `groups` groups of equal size. A token goes through experts of the
+  /// `chosen_groups` groups that score highest. A group's score is its highest score; with sigmoid,
+  /// the sum of its two highest.
+  std::int64_t groups = 1;
+  std::int64_t chosen_groups = 1;
   bool biases = false;      ///< whether the router and the experts have biases
   bool beside_mlp = false;  ///< every token goes through an MLP too, of the model's sizes
   /// MLP and experts read the residual through norms of their own, and what each gives is
@@ -169,6 +200,7 @@ struct ModelConfig {
   /// Intermediate size of an MLP in layers that attend the rows of another layer; 0:
   /// intermediate_size.
   std::int64_t sharing_intermediate_size = 0;
+  LatentAttention latent;
   ExpertMixture mixture;
   std::vector<StoredLayer> stored_layers = {};  ///< [layers]; empty: each is one layer of the file
   LayerInputs layer_inputs;

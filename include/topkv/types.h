@@ -132,6 +132,9 @@ struct AttentionShape {
   std::int64_t sliding_kv_heads = 0;
   /// The elements of a head in layers with a sliding window. 0: head_dim.
   std::int64_t sliding_head_dim = 0;
+  /// Whether the value of a token is its key. Then one vector is stored for both, and a step gives
+  /// no V. It is so in multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+  bool keys_are_values = false;
 
   /// Returns the number of query heads that share a KV head, in layers that attend all tokens.
   std::int64_t group() const { return q_heads / kv_heads; }
@@ -175,6 +178,16 @@ struct AttentionShape {
   }
   /// Returns whether a layer has indices of its own: it has rows, and attends all of them.
   bool has_index(std::int64_t layer) const { return has_rows(layer) && attends_all(layer); }
+  /// Returns the bytes of the row of one token and KV head in a layer without a sliding window: K
+  /// and V, or K alone when keys are values.
+  std::int64_t row_bytes(KvDType dtype) const {
+    return keys_are_values ? vector_bytes(dtype.keys, head_dim) : dtype.row_bytes(head_dim);
+  }
+  /// Returns the bytes of the row of one token and KV head in a layer.
+  std::int64_t row_bytes_of(std::int64_t layer, KvDType dtype) const {
+    const std::int64_t dim = head_dim_of(layer);
+    return keys_are_values ? vector_bytes(dtype.keys, dim) : dtype.row_bytes(dim);
+  }
   /// Returns the number of the first layer that is attention.
   std::int64_t first_attention() const;
   /// Returns the number of layers that have rows of their own.
@@ -198,6 +211,9 @@ struct AttentionShape {
   /// - sliding_head_dim is negative, or differs from head_dim while scale is 0;
   /// - no layer is attention.
   void check() const;
+  /// Checks the dtypes of rows of this shape. Throws InvalidArgument when keys are values, and
+  /// their dtypes differ.
+  void check_rows(KvDType dtype) const;
 };
 
 }  // namespace topkv

@@ -106,12 +106,16 @@ void check_step(const AttentionShape& shape, const AttentionStep& step, std::int
                     "null k and v",
                     step.layer, shape.row_layer_of(step.layer)));
   }
-  const bool kv_missing =
-      !shares && step.kv_count() > 0 && (step.k == nullptr || step.v == nullptr);
+  if (shape.keys_are_values && step.v != nullptr) {
+    throw InvalidArgument(
+        "attend: v is given, and the value of a token is its key here; give it null v");
+  }
+  const bool v_missing = step.v == nullptr && !shape.keys_are_values;
+  const bool kv_missing = !shares && step.kv_count() > 0 && (step.k == nullptr || v_missing);
   if (step.q == nullptr || step.out == nullptr || kv_missing) {
     throw InvalidArgument(
         "attend: q, k, v and out must not be null; k and v are null in a step with kv_tokens 0, "
-        "and in a layer that attends the rows of another layer");
+        "and in a layer that attends the rows of another layer; v is null when keys are values");
   }
   check_overlaps(shape, step);
   if (sessions == 1) return;

@@ -13,6 +13,7 @@ namespace topkv {
 /// - K and V belong to tokens that the step does not have;
 /// - q, out, k or v is null; k and v may be null in a step without rows;
 /// - the layer attends the rows of another layer, and k or v is not null;
+/// - keys are values, and v is not null;
 /// - a tensor that is written overlaps one that is read; out may be q itself.
 ///
 /// sessions: the step's tensors hold that many sessions' tokens, one session after the other.

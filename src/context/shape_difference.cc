@@ -24,6 +24,7 @@ std::string shape_difference(const AttentionShape& rows, const AttentionShape& w
   compare("head dim of layers with a window", sliding_dim(rows), sliding_dim(wanted));
   compare("scale", rows.softmax_scale(), wanted.softmax_scale());
   compare("softcap", rows.softcap, wanted.softcap);
+  compare("keys that are values:", rows.keys_are_values, wanted.keys_are_values);
   compare("chunks of", rows.chunk_len, wanted.chunk_len);
   for (std::int64_t l = 0; text.empty() && l < rows.layers; ++l) {
     compare("a window of", rows.window_of(l), wanted.window_of(l));

@@ -174,7 +174,7 @@ std::int64_t AttentionShape::context_bytes(KvDType dtype, std::int64_t tokens) c
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     if (!has_rows(layer)) continue;
     const std::int64_t rows = window_of(layer) > 0 ? std::min(window_of(layer), tokens) : tokens;
-    bytes += rows * kv_heads_of(layer) * dtype.row_bytes(head_dim_of(layer));
+    bytes += rows * kv_heads_of(layer) * row_bytes_of(layer, dtype);
   }
   return bytes;
 }
@@ -182,7 +182,7 @@ std::int64_t AttentionShape::context_bytes(KvDType dtype, std::int64_t tokens) c
 std::int64_t AttentionShape::bytes_per_token(KvDType dtype) const {
   std::int64_t bytes = 0;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    if (has_rows(layer)) bytes += kv_heads_of(layer) * dtype.row_bytes(head_dim_of(layer));
+    if (has_rows(layer)) bytes += kv_heads_of(layer) * row_bytes_of(layer, dtype);
   }
   return bytes;
 }
@@ -238,6 +238,14 @@ void AttentionShape::check() const {
                     chunk_len, window));
   }
   check_layers(*this);
+}
+
+void AttentionShape::check_rows(KvDType dtype) const {
+  if (!keys_are_values || dtype.keys == dtype.values) return;
+  throw InvalidArgument(
+      fmt::format("rows in {}: the value of a token is its key here, and one vector is stored for "
+                  "both; expected one dtype, such as {}",
+                  dtype.name(), name_of(dtype.keys)));
 }
 
 }  // namespace topkv

@@ -32,6 +32,7 @@
 #include "src/device/gated_delta.h"
 #include "src/device/mamba2.h"
 #include "src/device/phase_clock.h"
+#include "src/device/runs_copy.h"
 #include "src/device/short_convolution.h"
 #include "src/store/state_memory.h"
 #include "topkv/device.h"
@@ -84,11 +85,18 @@ class Buffer {
 };
 
 /// How a router's scores choose experts for a token: the k experts that score highest. If scores
-/// are equal, the first expert is chosen. NaN counts as the lowest score.
+/// are equal, the first expert is chosen. NaN counts as the lowest score. ExpertMixture has what
+/// the members mean.
 struct Routing {
   std::int64_t experts = 0;
   std::int64_t k = 0;     ///< experts of a token, from 1 to experts
   bool over_all = false;  ///< weights are a softmax over all experts, not over the chosen ones
+  bool sigmoid = false;
+  bool sums_to_one = false;
+  float scale = 1;
+  std::int64_t groups = 1;
+  std::int64_t chosen_groups = 1;      ///< with at least k experts in all
+  const float* choice_bias = nullptr;  ///< [experts], added to sigmoids for the choice; null: none
 };
 
 /// The expert that each row of a product goes through.
@@ -255,6 +263,9 @@ class ComputeDevice : public DeviceSizes {
   virtual void part_pairs(const float* from, std::int64_t rows, std::int64_t width, float* first,
                           float* second) = 0;
 
+  /// Copies runs. They do not overlap.
+  virtual void copy_runs(const float* from, const RunsCopy& runs, float* to) = 0;
+
   /// out = x sigmoid(gate), element by element, as an operand.
   virtual void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
                                 std::byte* out) = 0;
@@ -264,7 +275,8 @@ class ComputeDevice : public DeviceSizes {
                           float* x) = 0;
 
   /// Chooses experts by scores [tokens, experts]. Writes ids and weights [tokens, k], the highest
-  /// score first. Every id is the id of an expert, whatever the scores are.
+  /// score first. Every id is the id of an expert, whatever the scores are. Throws Unsupported for
+  /// a way of routing that the device does not have.
   virtual void route(const float* scores, std::int64_t tokens, const Routing& routing,
                      std::int32_t* ids, float* weights) = 0;
 

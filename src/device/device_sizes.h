@@ -38,8 +38,8 @@ class DeviceSizes {
 
   /// Returns whether contexts and sessions may store rows in this dtype.
   virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
-  /// Throws Unsupported for layers whose heads differ, if the device takes heads of one kind alone
-  /// (AttentionShape::has_two_widths).
+  /// Throws Unsupported for heads that the device does not take: of a head dim that it does not
+  /// know, of two kinds (AttentionShape::has_two_widths), or whose keys are values.
   virtual void check_heads(const AttentionShape& /*shape*/) const {}
   /// Returns the memory of ComputeDevice::prefill_attention.
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,

@@ -125,6 +125,10 @@ class Planner {
         // A bias that is not taken off may leave the rest of a key few of 4 bits.
         if (!request_.rows && has_unknown_key_bias(config_) && rows.value.keys == DType::q4)
           continue;
+        if (config_.attention.keys_are_values && rows.value.keys != rows.value.values) {
+          if (request_.rows) config_.attention.check_rows(rows.value);
+          continue;
+        }
         if (!device_->takes_rows(rows.value)) {
           if (why.empty())
             why = fmt::format("a CUDA device does not take rows in {}", rows.value.name());

@@ -39,6 +39,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
       checkpoint(Checkpoint::open(dir)),
       format(options.weights),
       on_warning(std::move(warning)) {
+  device.compute()->check_heads(config.attention);
   for (const std::string& line : config.warnings) warn(line);
   if (const std::string line = Weights::settle_tie(*checkpoint, config); !line.empty()) warn(line);
   const auto path = tokenizer_path(dir);
@@ -90,7 +91,7 @@ void Model::Impl::check_session(const Session& session) const {
                     heads(its), heads(own)));
   }
   bool alike = own.softmax_scale() == its.softmax_scale() && own.softcap == its.softcap &&
-               own.chunk_len == its.chunk_len;
+               own.chunk_len == its.chunk_len && own.keys_are_values == its.keys_are_values;
   for (std::int64_t l = 0; l < own.layers; ++l)
     alike = alike && own.window_of(l) == its.window_of(l) &&
             own.row_layer_of(l) == its.row_layer_of(l) &&

@@ -108,7 +108,7 @@ void append_rows(const Step& step, const AttentionStep& given) {
   } else if (rows > 0) {
     const std::int64_t kv_heads = of.shape.kv_heads_of(layer);
     check_finite(step, "K", given.k, rows, kv_heads);
-    check_finite(step, "V", given.v, rows, kv_heads);
+    if (given.v != nullptr) check_finite(step, "V", given.v, rows, kv_heads);
     const auto view = [&](const float* x) {
       return TensorView::tokens_first(x, DType::f32, rows, kv_heads, of.shape.head_dim_of(layer));
     };
@@ -174,7 +174,7 @@ AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, 
   if (!reads && step.k != nullptr) {
     const std::int64_t kv_width = shape.kv_heads_of(step.layer) * shape.head_dim_of(step.layer);
     part.k += begin * kv_width;
-    part.v += begin * kv_width;
+    if (step.v != nullptr) part.v += begin * kv_width;
   }
   return part;
 }

@@ -89,7 +89,7 @@ std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtyp
     if (!shape.has_rows(layer)) continue;
     checked_product(shape.head_dim_of(layer), 8);  // more than an element takes
     const std::int64_t of_layer =
-        checked_product(shape.kv_heads_of(layer), dtype.row_bytes(shape.head_dim_of(layer)));
+        checked_product(shape.kv_heads_of(layer), shape.row_bytes_of(layer, dtype));
     if (__builtin_add_overflow(bytes, of_layer, &bytes))
       throw InvalidArgument("the rows of a token are beyond 64 bits of bytes");
   }
@@ -103,23 +103,25 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
       owner_(std::move(owner)),
       sliding_(sliding),
       channels_per_layer_(shape.widest_kv()),
+      keys_are_values_(shape.keys_are_values),
       chunk_len_(shape.chunk_len),
       sizes_(static_cast<std::size_t>(shape.layers)) {
   if (capacity < 0) {
     throw InvalidArgument(
         fmt::format("{}: room for {} tokens; it must not be negative", owner_, capacity));
   }
+  shape.check_rows(dtype);
   checked_product(bytes_per_token(shape, dtype), capacity);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     row_layers_.push_back(shape.row_layer_of(layer));
     const std::int64_t dim = shape.head_dim_of(layer);
-    arrays_.push_back(
-        {.window = shape.has_rows(layer) ? shape.window_of(layer) : -1,
-         .kv_heads = shape.kv_heads_of(layer),
-         .head_dim = dim,
-         .half_bytes = {vector_bytes(dtype.keys, dim), vector_bytes(dtype.values, dim)}});
+    arrays_.push_back({.window = shape.has_rows(layer) ? shape.window_of(layer) : -1,
+                       .kv_heads = shape.kv_heads_of(layer),
+                       .head_dim = dim,
+                       .half_bytes = {vector_bytes(dtype.keys, dim),
+                                      keys_are_values_ ? 0 : vector_bytes(dtype.values, dim)}});
   }
-  if (in_blocks(dtype.keys))
+  if (has_channels(shape, dtype))
     channels_.assign(static_cast<std::size_t>(shape.layers * channels_per_layer_), 1.0F);
 }
 
@@ -216,7 +218,8 @@ std::byte* RowStore::row(const LayerArrays& arrays, std::int64_t kv_head, Half h
 }
 
 KeyView RowStore::view(std::int64_t layer, std::int64_t kv_head, Half half) const {
-  const bool keys = half == Half::keys;
+  const bool keys = half == Half::keys || keys_are_values_;
+  if (keys) half = Half::keys;
   const LayerArrays& of = arrays_of(layer);
   const std::int64_t dim = of.head_dim;
   const float* channels =
@@ -239,7 +242,7 @@ float* RowStore::channels(std::int64_t layer) const {
 
 void RowStore::set_bias(std::shared_ptr<const std::vector<float>> bias,
                         std::int64_t first_position) {
-  const bool has = bias && !bias->empty() && in_blocks(dtype_.keys);
+  const bool has = bias && !bias->empty() && in_blocks(dtype_.keys) && !keys_are_values_;
   bias_ = has ? std::move(bias) : nullptr;
   first_position_ = first_position;
 }
@@ -301,7 +304,13 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   }
   const LayerArrays& of = arrays_of(layer);
   check_tensor(keys, "keys", keys.tokens, of.kv_heads, of.head_dim);
-  check_tensor(values, "values", keys.tokens, of.kv_heads, of.head_dim);
+  if (!keys_are_values_) {
+    check_tensor(values, "values", keys.tokens, of.kv_heads, of.head_dim);
+  } else if (values.data != nullptr) {
+    throw InvalidArgument(fmt::format(
+        "values are given for layer {}, and the value of a token is its key here; give null values",
+        layer));
+  }
   const std::int64_t tokens = keys.tokens;
   const std::int64_t start = size(layer);
   if (tokens > capacity_ - start) {
@@ -351,6 +360,7 @@ void RowStore::round_rows(std::int64_t layer, const TensorView& keys, const Tens
           const std::int64_t head = i / range.size();
           const std::int64_t token = range.begin + i % range.size();
           for (const Half which : {Half::keys, Half::values}) {  // of one view, perhaps
+            if (which == Half::values && keys_are_values_) continue;
             const TensorView& tensor = which == Half::keys ? keys : values;
             const KeyView half = view(layer, head, which);
             KeyView row = half.part({start + token, start + token + 1});

@@ -8,6 +8,10 @@
 // memory. (With K and V of a row side by side the prefetchers fetched the values too: half the
 // speed, measured.) A retrieved row costs two random reads instead of one, of few.
 //
+// When keys are values (AttentionShape::keys_are_values) there are no arrays of values: the view of
+// values is that of keys. Such keys have neither scales of channels nor a bias, because sums of
+// values know neither.
+//
 // A layer that attends the rows of another layer (AttentionShape::row_layer) has no arrays: its
 // views are of the other layer's, with a number of tokens of its own. A layer with a recurrent
 // state has nothing here (layer_states.h).
@@ -67,6 +71,11 @@ class RowStore {
            const std::vector<std::int64_t>& first_rows, const std::byte* arrays,
            std::shared_ptr<void> owner);
 
+  /// Whether keys of this shape and dtype have scales of channels.
+  static bool has_channels(const AttentionShape& shape, KvDType dtype) {
+    return in_blocks(dtype.keys) && !shape.keys_are_values;
+  }
+
   /// Bytes of K and V of one token over all layers. Throws InvalidArgument when 64 bits do not
   /// count them.
   static std::int64_t bytes_per_token(const AttentionShape& shape, KvDType dtype);
@@ -77,9 +86,10 @@ class RowStore {
                                        std::int64_t tokens, std::int64_t step);
 
   /// Appends K and V of the next tokens of one layer, rounded to the store's dtypes.
-  /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, the number of
-  /// tokens is negative, capacity is exceeded, tensors are q8 or q4, or a value is NaN, infinite or
-  /// beyond the dtype's range.
+  /// values: null when keys are values.
+  /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, values are given
+  /// that are keys, the number of tokens is negative, capacity is exceeded, tensors are q8 or q4,
+  /// or a value is NaN, infinite or beyond the dtype's range.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
 
   /// Where the rows of one (layer, KV head) lie, from a position on: [rows, head_dim] each. For a
@@ -237,6 +247,7 @@ class RowStore {
   SlidingRows sliding_;
   Region regions_[2];                               // the second: of layers that keep last rows
   std::int64_t channels_per_layer_;                 // of the widest layer
+  bool keys_are_values_;
   std::vector<float> channels_;                     // [layers, channels_per_layer], or none
   bool channels_chosen_ = false;                    // for good
   std::shared_ptr<const std::vector<float>> bias_;  // [layers, 3, channels_per_layer]; null: none

@@ -72,9 +72,9 @@ void expect_all_refused(const std::string& table, const std::string& file,
 std::string as_it_is(const std::string& text) { return text; }
 
 TEST(BadInputs, Configurations) {
-  for (const char* table : {"config", "config_qwen2", "config_mixtral", "config_ministral3",
-                            "config_lfm2", "config_granitemoehybrid", "config_nemotron_h",
-                            "config_gemma4"}) {
+  for (const char* table :
+       {"config", "config_qwen2", "config_mixtral", "config_ministral3", "config_lfm2",
+        "config_granitemoehybrid", "config_nemotron_h", "config_gemma4", "config_latent"}) {
     const TempDirectory folder;
     expect_all_refused(
         table, "config.json", as_it_is, [&](const auto&) { ModelConfig::load(folder.path()); },
@@ -175,9 +175,9 @@ TEST(BadInputs, NumbersOfFlags) {
 
 TEST(BadInputs, TextsThatNothingIsWrongWithAreTaken) {
   const TempDirectory folder;
-  for (const char* table : {"config", "config_qwen2", "config_mixtral", "config_ministral3",
-                            "config_lfm2", "config_granitemoehybrid", "config_nemotron_h",
-                            "config_gemma4"}) {
+  for (const char* table :
+       {"config", "config_qwen2", "config_mixtral", "config_ministral3", "config_lfm2",
+        "config_granitemoehybrid", "config_nemotron_h", "config_gemma4", "config_latent"}) {
     folder.write("config.json", edited(bad_inputs(table).first, {}));
     EXPECT_NO_THROW(ModelConfig::load(folder.path())) << table;
   }

@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -20,6 +21,7 @@
 #include "tests/support/packed_case.h"
 #include "tests/support/reference.h"
 #include "tests/support/token_stream.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -96,6 +98,110 @@ Ids in_order(const float* scores, std::int64_t experts) {
   const auto value = [&](std::int32_t e) { return std::isnan(scores[e]) ? -infinity : scores[e]; };
   std::ranges::stable_sort(order, [&](auto a, auto b) { return value(a) > value(b); });
   return order;
+}
+
+/// Experts of the best groups, by plain sorting: each group's score is the sum of its `best`
+/// highest.
+Ids of_best_groups(const std::vector<float>& values, std::int64_t groups, std::int64_t chosen,
+                   std::int64_t best) {
+  const auto size = std::ssize(values) / groups;
+  std::vector<float> scores;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    std::vector<float> group(values.begin() + g * size, values.begin() + (g + 1) * size);
+    std::ranges::sort(group, std::greater<>());
+    scores.push_back(std::accumulate(group.begin(), group.begin() + best, 0.0F));
+  }
+  const Ids order = in_order(scores.data(), groups);
+  Ids experts;
+  for (const std::int32_t e : in_order(values.data(), std::ssize(values))) {
+    const auto end = order.begin() + chosen;
+    if (std::find(order.begin(), end, static_cast<std::int32_t>(e / size)) != end)
+      experts.push_back(e);
+  }
+  return experts;
+}
+
+// A sigmoid errs by a few u of itself, the sum of k by k u.
+TEST_P(Experts, RouteTakesSigmoidsWithABiasOfTheBestGroups) {
+  const Place place(GetParam());
+  constexpr std::int64_t experts = 24;
+  constexpr std::int64_t tokens = 40;
+  constexpr std::int64_t k = 4;
+  const auto scores = reference::random_floats(tokens * experts, 3, 2.0F);
+  const auto bias = reference::random_floats(experts, 4, 0.3F);
+  const Buffer given = place.put(scores);
+  const Buffer on_bias = place.put(bias);
+  const Buffer chosen = place.room(tokens * k);
+  const Buffer shares = place.room(tokens * k);
+  for (const bool sigmoid : {true, false}) {
+    for (const std::int64_t groups : {1, 6}) {
+      Routing routing{.experts = experts, .k = k, .over_all = true, .scale = 2.5F};
+      routing.sigmoid = sigmoid;
+      routing.sums_to_one = sigmoid && groups > 1;
+      routing.groups = groups;
+      routing.chosen_groups = std::min<std::int64_t>(groups, 2);
+      routing.choice_bias = sigmoid ? on_bias.floats() : nullptr;
+      const auto route = [&] {
+        const auto lock = place.compute().lock();
+        place.compute().route(given.floats(), tokens, routing, ints(chosen), shares.floats());
+      };
+      if (place.is_cuda()) {
+        EXPECT_THROW(route(), Unsupported);
+        continue;
+      }
+      route();
+      const Ids ids = get_ids(place, chosen, tokens * k);
+      const auto weights = place.get(shares.floats(), tokens * k);
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        const float* const of = &scores[static_cast<std::size_t>(t * experts)];
+        std::vector<float> values(of, of + experts);
+        double all = 0;
+        for (std::size_t e = 0; e < values.size(); ++e) {
+          all += std::exp(double{of[e]});
+          if (sigmoid)
+            values[e] = static_cast<float>(1 / (1 + std::exp(-double{of[e]})) + double{bias[e]});
+        }
+        const Ids want = of_best_groups(values, groups, routing.chosen_groups, sigmoid ? 2 : 1);
+        const auto share = [&](std::int32_t e) {
+          return sigmoid ? 1 / (1 + std::exp(-double{of[e]})) : std::exp(double{of[e]}) / all;
+        };
+        double sum = 0;
+        for (std::int64_t i = 0; i < k; ++i) sum += share(want[static_cast<std::size_t>(i)]);
+        for (std::int64_t i = 0; i < k; ++i) {
+          const auto at = static_cast<std::size_t>(t * k + i);
+          const std::int32_t e = want[static_cast<std::size_t>(i)];
+          ASSERT_EQ(ids[at], e) << "token " << t << ", place " << i;
+          const double weight = 2.5 * share(e) / (routing.sums_to_one ? sum : 1);
+          ASSERT_NEAR(weights[at], weight, 60 * u * weight);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Experts, RunsAreCopiedWhereTheyBelong) {
+  const Place place(GetParam());
+  const RunsCopy runs{.rows = 5,
+                      .columns = 3,
+                      .width = 7,
+                      .from_row = 40,
+                      .from_column = 11,
+                      .to_row = 8,
+                      .to_column = 50};
+  const auto from = reference::random_floats(5 * 40, 1);
+  const Buffer on_from = place.put(from);
+  const Buffer to = place.put(std::vector<float>(150, -1.0F));
+  {
+    const auto lock = place.compute().lock();
+    place.compute().copy_runs(on_from.floats(), runs, to.floats());
+  }
+  std::vector<float> want(150, -1.0F);
+  for (std::int64_t r = 0; r < runs.rows; ++r)
+    for (std::int64_t c = 0; c < runs.columns; ++c)
+      for (std::int64_t i = 0; i < runs.width; ++i)
+        want[static_cast<std::size_t>(r * 8 + c * 50 + i)] =
+            from[static_cast<std::size_t>(r * 40 + c * 11 + i)];
+  EXPECT_EQ(place.get(to.floats(), 150), want);
 }
 
 // An exponential errs by a few u of itself (its argument, a difference, by u of at most 20), the

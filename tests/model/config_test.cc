@@ -237,7 +237,8 @@ TEST_F(ConfigTest, WhatIsNotImplementedIsRefusedByKeyAndValue) {
     return Json{{"rope_scaling", {{"rope_type", type}, {"factor", 2}}}};
   };
   const std::vector<Case> cases = {
-      {{{"model_type", "phimoe"}}, {"model_type is \"phimoe\"", "llama, mistral, ministral3, qwen2", "and nemotron_h"}},
+      {{{"model_type", "phimoe"}},
+       {"model_type is \"phimoe\"", "llama, mistral, ministral3, qwen2", "and glm4_moe_lite"}},
       {{{"model_type", "Llama"}}, {"model_type is \"Llama\""}},
       {{{"hidden_act", "gelu"}}, {"hidden_act is \"gelu\"", "silu"}},
       {{{"quantization_config", {{"quant_method", "bitsandbytes"}}}},
@@ -388,8 +389,8 @@ TEST_F(ConfigTest, MissingDirectoryOrFileIsNamed) {
   const auto load = [&](const std::filesystem::path& path) { ModelConfig::load(path); };
   const std::string directory = temp.path().string();
   expect_error<FileError>([&] { load(directory); }, directory + ": ", {"has no config.json"});
-  expect_error<FileError>([&] { load(directory + "/a"); }, directory + "/a: ",
-                          {"there is no such directory"});
+  expect_error<FileError>([&] { load(directory + "/a"); },
+                          directory + "/a: ", {"there is no such directory"});
   temp.write("b", "");
   expect_error<FileError>([&] { load(directory + "/b"); }, directory + "/b: ",
                           {"not with the letters GGUF", "directory of a model"});

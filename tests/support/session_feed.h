@@ -62,6 +62,7 @@ class Feed {
         .out = out_[at].floats() + skip * stream_.q_width(),
         .lse = layer == 0 ? nullptr : lse_[at].floats() + skip * stream_.shape.q_heads};
     if (!stream_.shape.has_rows(layer)) step.k = step.v = nullptr;
+    if (stream_.shape.keys_are_values) step.v = nullptr;
     if (stream_.shape.chunk_len > 0) {
       step.q_next = q_next_[at].floats() + skip * stream_.q_width();
       step.q_far = q_far_[at].floats() + skip * stream_.q_width();

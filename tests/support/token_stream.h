@@ -80,7 +80,7 @@ class Place {
 /// q, k and v of `total` tokens in every layer. Queries are exact in bf16, in which a device takes
 /// them; keys and values are not. Queries are large, so that single rows weigh much. With chunks
 /// q_next and q_far have nothing to do with q: who takes the wrong one is far off. A layer that
-/// attends the rows of another layer has the k and v of that layer.
+/// attends the rows of another layer has the k and v of that layer. When keys are values, v is k.
 class TokenStream {
  public:
   using Visible = std::function<bool(std::int64_t row)>;
@@ -96,7 +96,9 @@ class TokenStream {
       }
       const unsigned rows_at = seed + static_cast<unsigned>(shape.row_layer_of(l)) * 10;
       k.push_back(reference::random_floats(total * kv_width(), rows_at + 1));
-      v.push_back(reference::random_floats(total * kv_width(), rows_at + 2));
+      v.push_back(shape.keys_are_values
+                      ? k.back()
+                      : reference::random_floats(total * kv_width(), rows_at + 2));
       for (std::int64_t head = 0; head < shape.kv_heads; ++head) rows_.push_back(rounded(l, head));
     }
   }
@@ -138,7 +140,9 @@ class TokenStream {
                                              shape.kv_heads, shape.head_dim);
     };
     for (std::int64_t l = 0; l < shape.layers; ++l)
-      if (shape.has_rows(l)) builder.append(l, view(k[at(l)]), view(v[at(l)]));
+      if (shape.has_rows(l))
+        builder.append(l, view(k[at(l)]),
+                       shape.keys_are_values ? topkv::TensorView() : view(v[at(l)]));
     return builder.freeze();
   }
 

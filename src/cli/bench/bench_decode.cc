@@ -81,7 +81,7 @@ bool retrieves(const AttentionShape& shape, const RetrievalOptions& options, std
 void count_bytes(const Context& context, const RetrievalOptions& options, std::int64_t retrieved,
                  DecodeResult& result) {
   const AttentionShape& shape = context.shape();
-  const std::int64_t row = context.dtype().row_bytes(shape.head_dim);
+  const std::int64_t row = shape.row_bytes(context.dtype());
   const std::int64_t key = vector_bytes(context.dtype().keys, shape.head_dim);
   const std::int64_t n = context.tokens();
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {

@@ -58,15 +58,32 @@ std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::
   const std::int64_t mlp = of(config.intermediate_size_of(layer), config.mlp_bias);
   if (!mixture.in(layer)) return mlp;
   std::int64_t all = experts * of(mixture.intermediate_size, mixture.biases) +
-                     mixture.experts * (hidden + mixture.biases);
+                     mixture.experts * (hidden + mixture.biases + mixture.sigmoid);
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0)
-    all += of(shared, false) + hidden;
+    all += of(shared, false) + (mixture.shared_gate ? hidden : 0);
   if (mixture.own_norms) all += 4 * hidden + mixture.experts;
   return mixture.beside_mlp ? all + mlp : all;
 }
 
+// Weights of latent attention of one layer, without the norms of its input and output.
+std::int64_t latent_parameters(const ModelConfig& config) {
+  const LatentAttention& net = config.latent;
+  const std::int64_t heads = config.attention.q_heads;
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t row = net.kv_rank + net.rope_dim;
+  const std::int64_t q_inputs = net.q_rank > 0 ? net.q_rank : hidden;
+  std::int64_t layer = q_inputs * heads * net.query_dim() + hidden * row + net.kv_rank +
+                       heads * (net.nope_dim + net.value_dim) * net.kv_rank +
+                       heads * net.value_dim * hidden;
+  if (net.q_rank > 0) layer += (hidden + 1) * net.q_rank;  // and its norm
+  if (config.qkv_bias) layer += net.q_rank + row;
+  if (config.o_bias) layer += hidden;
+  return layer;
+}
+
 // Weights of the attention of one layer, without the norms of its input and output.
 std::int64_t attention_parameters(const ModelConfig& config, std::int64_t l) {
+  if (config.latent.kv_rank > 0) return latent_parameters(config);
   const AttentionShape& shape = config.attention;
   const std::int64_t dim = shape.head_dim_of(l);
   const std::int64_t q = shape.q_heads * dim;

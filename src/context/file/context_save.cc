@@ -62,6 +62,15 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
   return meta;
 }
 
+/// The first version of the format that has such a context.
+std::uint32_t version_of(const FileMeta& meta) {
+  if (meta.shape.keys_are_values) return 3;
+  return meta.shape.row_layers() < meta.shape.layers || !meta.first_rows.empty() ||
+                 meta.shape.has_two_widths()
+             ? 2
+             : 1;
+}
+
 /// What one file is written from.
 class Saving {
  public:
@@ -73,9 +82,7 @@ class Saving {
     check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
-    if (meta_.shape.row_layers() < meta_.shape.layers || !meta_.first_rows.empty() ||
-        meta_.shape.has_two_widths())
-      table_.version = FileTable::newest_version;
+    table_.version = version_of(meta_);
     table_.sections = sections_of(meta_, {.tokens = !origin.tokens.empty(),
                                           .queries = queries,
                                           .bias = segment_.states->rows().bias(0) != nullptr,

@@ -64,9 +64,9 @@ struct Section {
 /// The table of a file: where each section lies, and the checksums.
 struct FileTable {
   /// Version 2 has layers without the rows of all tokens: layers that keep the rows of a sliding
-  /// window, that attend the rows of another layer, or that have a recurrent state. An older topkv
-  /// reads version 1 alone.
-  static constexpr std::uint32_t newest_version = 2;
+  /// window, that attend the rows of another layer, or that have a recurrent state. Version 3 has
+  /// rows whose key is their value. An older topkv reads older versions alone.
+  static constexpr std::uint32_t newest_version = 3;
   static constexpr std::int64_t page = 4096;
   static constexpr std::int64_t block = std::int64_t{4} << 20;  // bytes that one checksum covers
   static constexpr std::int64_t header_bytes = 64;

@@ -114,6 +114,7 @@ std::string write_meta(const FileMeta& meta) {
   if (!meta.shape.state_size.empty()) json["state_size"] = meta.shape.state_size;
   if (meta.shape.sliding_kv_heads != 0) json["sliding_kv_heads"] = meta.shape.sliding_kv_heads;
   if (meta.shape.sliding_head_dim != 0) json["sliding_head_dim"] = meta.shape.sliding_head_dim;
+  if (meta.shape.keys_are_values) json["keys_are_values"] = true;
   json["chunk_len"] = meta.shape.chunk_len;
   json["kv_dtype"] = meta.dtype.name();
   json["indices"] = nlohmann::ordered_json::array();
@@ -153,6 +154,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   shape.state_size = of_layers(json, "state_size", "a list of sizes, one number for each layer");
   shape.sliding_kv_heads = json.integer("sliding_kv_heads", 0, most_heads, 0);
   shape.sliding_head_dim = json.integer("sliding_head_dim", 0, most_heads, 0);
+  shape.keys_are_values = json.flag("keys_are_values", false);
   shape.chunk_len = json.integer("chunk_len", 0, most_tokens);
   meta.first_rows = of_layers(json, "first_rows", "a list of positions, one number for each layer");
   meta.indices = indices_of(json, path);
@@ -165,6 +167,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   try {
     shape.check();
     meta.dtype = KvDType::parse(json.text("kv_dtype"));
+    shape.check_rows(meta.dtype);
     RowStore::bytes_per_token(shape, meta.dtype);
     check_first_rows(meta);
   } catch (const InvalidArgument& error) {

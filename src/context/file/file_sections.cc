@@ -8,17 +8,19 @@
 #include "index/common/index_factory.h"
 #include "src/core/io/checksum.h"
 #include "src/core/text/printable.h"
+#include "src/store/row_store.h"
 #include "topkv/error.h"
 
 namespace topkv {
 
 std::string too_few_sections(const FileMeta& meta, std::int64_t sections) {
-  // Rows have two for each KV head of a layer that has rows of its own.
+  // Rows have K and V, or K alone, for each KV head of a layer that has rows of its own.
   const AttentionShape& shape = meta.shape;
+  const std::int64_t halves = shape.keys_are_values ? 1 : 2;
   std::int64_t heads = 0;  // kv_heads are at most 2^20, as are layers
   for (std::int64_t layer = 0; layer < shape.layers; ++layer)
     heads += shape.has_rows(layer) ? shape.kv_heads_of(layer) : 0;
-  if (heads > sections / 2)
+  if (heads > sections / halves)
     return fmt::format("{} layers of {} KV heads", shape.layers, shape.kv_heads);
   // Indices have one or two for each KV head of a layer that has an index. Of others there is a
   // place in memory, a little larger than a section's in the table.
@@ -49,7 +51,7 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
   };
   if (has.tokens)
     add(SectionKind::tokens, 0, 0, 0, meta.tokens * static_cast<std::int64_t>(sizeof(Token)));
-  if (in_blocks(meta.dtype.keys)) {
+  if (RowStore::has_channels(shape, meta.dtype)) {
     add(SectionKind::channels, 0, 0, 0,
         shape.layers * shape.widest_kv() * static_cast<std::int64_t>(sizeof(float)));
     if (has.bias) {
@@ -63,6 +65,7 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
     const std::int64_t dim = shape.head_dim_of(layer);
     for (std::int64_t head = 0; head < shape.kv_heads_of(layer); ++head) {
       add(SectionKind::keys, 0, layer, head, rows * vector_bytes(meta.dtype.keys, dim));
+      if (shape.keys_are_values) continue;
       add(SectionKind::values, 0, layer, head, rows * vector_bytes(meta.dtype.values, dim));
     }
   }

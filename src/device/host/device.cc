@@ -210,6 +210,14 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
+  void copy_runs(const float* from, const RunsCopy& runs, float* to) override {
+    each_row(runs.rows, runs.columns * runs.width, [&](std::int64_t row) {
+      for (std::int64_t c = 0; c < runs.columns; ++c)
+        std::copy_n(from + row * runs.from_row + c * runs.from_column, runs.width,
+                    to + row * runs.to_row + c * runs.to_column);
+    });
+  }
+
   void sigmoid_multiply(const float* gate, const float* x, std::int64_t count,
                         std::byte* out) override {
     parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {

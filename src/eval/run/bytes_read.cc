@@ -14,7 +14,7 @@ std::int64_t bytes_of_rows(const Context& context, std::int64_t rows, std::int64
   for (std::int64_t layer = first; layer < std::min(end, shape.layers); ++layer) {
     if (shape.attends_all(layer)) ++layers;
   }
-  return layers * shape.kv_heads * rows * context.dtype().row_bytes(shape.head_dim);
+  return layers * shape.kv_heads * rows * shape.row_bytes(context.dtype());
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ std::optional<std::int64_t> bytes_to_retrieve(const Context& context,
   const std::int64_t dense = std::min(options.dense_layers, context.shape().layers);
   const std::int64_t searched = context.bytes_read_to_search(options.index, dense);
   if (searched < 0) return {};
-  const std::int64_t row = context.dtype().row_bytes(context.shape().head_dim);
+  const std::int64_t row = context.shape().row_bytes(context.dtype());
   auto bytes = searched + static_cast<std::int64_t>(rows * static_cast<double>(row));
   if (options.tail != "none")
     bytes += context.bytes_read_to_estimate(options.tail, options.index, dense);

@@ -207,13 +207,18 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   }
   attention.q_heads = root.integer("num_attention_heads", 1, max_heads, family.q_heads);
   attention.kv_heads = read_kv_heads(root, family, attention.q_heads);
-  attention.head_dim = read_head_dim(root, family, config.hidden_size, attention.q_heads);
+  if (family.latent.kv_rank > 0) {
+    read_latent(root, family, config);
+  } else {
+    attention.head_dim = read_head_dim(root, family, config.hidden_size, attention.q_heads);
+  }
   read_layers(root, family, config);
   read_global_heads(root, file, family, config);
   read_rope(root, file, family, length, config);
   read_scales(root, family, config);
   read_mixture(root, family, config);
   read_dual_chunk(root, file, config);
+  if (family.latent.kv_rank > 0) settle_latent(root, family, config);
 
   config.rms_norm_eps = root.number(family.rms_norm_eps_key, tiny, 1, family.rms_norm_eps);
   const bool attention_bias =

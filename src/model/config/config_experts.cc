@@ -16,6 +16,7 @@ constexpr std::int64_t max_experts = 1024;  // that a router's kernel chooses am
 /// transformers wrote the number under either name. Which of two numbers the weights have cannot be
 /// told here.
 const char* experts_key(const JsonObject& root, const Family& family) {
+  if (family.mixture.reads_groups) return "n_routed_experts";
   constexpr const char* name = "num_experts";
   constexpr const char* other = "num_local_experts";
   const auto& own = family.own_keys;
@@ -49,6 +50,67 @@ std::vector<bool> expert_layers(const JsonObject& root, std::int64_t layers) {
   }
   if (std::ranges::all_of(has, [](bool one) { return one; })) return {};
   return has;
+}
+
+/// Which layers have experts in DeepSeek's families; empty: all.
+std::vector<bool> layers_after_dense(const JsonObject& root, const FamilyMixture& own,
+                                     std::int64_t layers) {
+  const std::int64_t dense =
+      root.integer("first_k_dense_replace", 0, max_positions, own.first_dense);
+  std::vector<bool> has(static_cast<std::size_t>(layers));
+  for (std::int64_t l = 0; l < layers; ++l) has[static_cast<std::size_t>(l)] = l >= dense;
+  constexpr const char* key = "mlp_layer_types";
+  if (const Json* types = root.find(key); types != nullptr) {
+    const auto is_type = [](const Json& x) { return x == "dense" || x == "sparse"; };
+    if (!types->is_array() || std::ssize(*types) != layers ||
+        !std::all_of(types->begin(), types->end(), is_type)) {
+      root.fail(key, fmt::format("an array of \"dense\" or \"sparse\", one for each of {} layers",
+                                 layers));
+    }
+    for (std::size_t l = 0; l < types->size(); ++l) has[l] = (*types)[l] == "sparse";
+  }
+  if (root.integer("moe_layer_freq", 1, max_positions, 1) != 1)
+    root.unsupported("moe_layer_freq", "experts in each layer after the dense ones (1)");
+  if (std::ranges::all_of(has, [](bool one) { return one; })) return {};
+  return has;
+}
+
+/// How a router of DeepSeek's families chooses and weighs experts.
+void read_choice(const JsonObject& root, const Family& family, ExpertMixture& mixture) {
+  const FamilyMixture& own = family.mixture;
+  mixture.sigmoid = own.sigmoid;
+  mixture.softmax_over_all = !own.sigmoid;
+  mixture.scale = root.number("routed_scaling_factor", 1e-6, 1e6, own.scale);
+  mixture.sums_to_one = root.flag("norm_topk_prob", own.norm_topk_prob);
+  if (mixture.sums_to_one && !own.sigmoid)
+    root.unsupported("norm_topk_prob", fmt::format("false in {}", family.name));
+  const auto known = [&](const char* key, std::string_view value) {
+    if (root.find(key) == nullptr || root.text(key) == value) return;
+    root.unsupported(key, fmt::format("\"{}\" in {}", value, family.name));
+  };
+  known("scoring_func", own.sigmoid ? "sigmoid" : "softmax");
+  constexpr const char* method = "topk_method";
+  constexpr const char* by_group = "group_limited_greedy";
+  if (own.sigmoid) {
+    known(method, "noaux_tc");
+  } else if (root.find(method) == nullptr || root.text(method) != by_group) {
+    if (root.find(method) != nullptr && root.text(method) != "greedy")
+      root.unsupported(method, fmt::format("\"greedy\" and \"{}\" in {}", by_group, family.name));
+    return;
+  }
+  mixture.groups = root.integer("n_group", 1, max_experts, own.groups);
+  mixture.chosen_groups = root.integer("topk_group", 1, max_experts, own.chosen_groups);
+  const std::int64_t best = own.sigmoid ? 2 : 1;  // scores that make a group's
+  if (mixture.experts % mixture.groups != 0 || mixture.experts / mixture.groups < best) {
+    root.fail("n_group", fmt::format("a divisor of n_routed_experts ({}) with groups of {} or more",
+                                     mixture.experts, best));
+  }
+  const std::int64_t of_groups = mixture.chosen_groups * (mixture.experts / mixture.groups);
+  if (mixture.chosen_groups > mixture.groups || of_groups < mixture.per_token) {
+    root.fail("topk_group",
+              fmt::format("at most n_group ({}), and enough groups for num_experts_per_tok ({})",
+                          mixture.groups, mixture.per_token));
+  }
 }
 
 /// Keys of gpt-oss that its own code reads and transformers does not; and one that it misses.
@@ -102,12 +164,21 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   if (own.shared > 0) {
     mixture.shared_intermediate_size =
         root.integer("shared_expert_intermediate_size", 1, max_width, own.shared);
+    mixture.shared_gate = true;
+  }
+  if (own.shared_experts > 0) {
+    mixture.shared_intermediate_size =
+        mixture.intermediate_size * root.integer("n_shared_experts", 0,
+                                                 max_width / mixture.intermediate_size,
+                                                 own.shared_experts);
   }
   mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", own.norm_topk_prob);
   mixture.biases = own.fused;
   mixture.beside_mlp = own.beside_mlp;
   mixture.own_norms = own.own_norms;
+  if (own.reads_groups) read_choice(root, family, mixture);
   if (own.reads_layers) mixture.layers = expert_layers(root, config.attention.layers);
+  if (own.first_dense >= 0) mixture.layers = layers_after_dense(root, own, config.attention.layers);
   if (std::ranges::none_of(mixture.layers, [](bool has) { return has; }) &&
       !mixture.layers.empty()) {
     mixture = {};

@@ -39,6 +39,15 @@ void read_layers(const JsonObject& root, const Family& family, ModelConfig& conf
 void read_global_heads(const JsonObject& root, const std::filesystem::path& file,
                        const Family& family, ModelConfig& config);
 
+/// ModelConfig::latent and the scale of scores; attention.head_dim is what RoPE turns until
+/// settle_latent has filled in the shape of the rows (config_latent.cc).
+/// REQUIRES: the family has latent attention; heads are read.
+void read_latent(const JsonObject& root, const Family& family, ModelConfig& config);
+/// Scales scores as YaRN's mscale_all_dim says, unless attention is not latent.
+/// REQUIRES: rope_scaling is read, from this object.
+void scale_latent(const JsonObject& rope, ModelConfig& config);
+void settle_latent(const JsonObject& root, const Family& family, ModelConfig& config);
+
 /// ModelConfig::mixture, and the activation that goes with it (config_experts.cc).
 /// REQUIRES: attention.layers, hidden_size and intermediate_size are read.
 void read_mixture(const JsonObject& root, const Family& family, ModelConfig& config);

@@ -303,6 +303,7 @@ void read_one_rope(const JsonObject& root, const std::filesystem::path& file, co
   const auto read = [&](const JsonObject& rope) {
     config.rope_theta = read_theta(rope, config.rope_theta);
     config.rope_scaling = ScalingReader(root, rope, family, length, config).read();
+    if (config.rope_scaling.kind != Kind::none) scale_latent(rope, config);
     if (family.query_growth) config.query_growth = read_query_growth(rope, config.rope_scaling);
   };
   // When both are there, a rope_scaling that says something wins.

@@ -77,6 +77,10 @@ constexpr std::array<std::string_view, 9> hybrid_keys = {
     "ssm.conv_kernel",      "ssm.state_size",     "ssm.group_count",
     "ssm.time_step_rank",   "ssm.inner_size",     "full_attention_interval",
     "nextn_predict_layers", recurrent_layers_key, sections_key};
+constexpr std::array<std::string_view, 8> latent_keys = {
+    "attention.q_lora_rank",      "attention.kv_lora_rank",    "attention.key_length_mla",
+    "attention.value_length_mla", "leading_dense_block_count", "expert_shared_count",
+    "expert_group_count",         "expert_group_used_count"};
 constexpr const char* sliding_base_key = "rope.freq_base_swa";
 constexpr const char* score_cap_key = "attn_logit_softcapping";
 constexpr const char* final_cap_key = "final_logit_softcapping";
@@ -93,6 +97,7 @@ bool has_windows(const Family& family) {
   return family.sliding == Family::Sliding::pattern ||
          family.sliding == Family::Sliding::all_layers;
 }
+bool is_latent(const Family& family) { return family.latent.kv_rank > 0; }
 bool has_sliding_rope(const Family& family) { return family.sliding_rope_theta > 0; }
 bool is_hybrid(const Family& family) { return family.delta.key_heads > 0; }
 bool has_mamba(const Family& family) { return family.mamba.sizes.heads > 0; }
@@ -116,6 +121,7 @@ bool is_read(const Family& family, std::string_view name) {
   }
   if (has_convolutions(family) && name == convolution_key) return true;
   if (family.parts_apart && name == same_epsilon_key) return true;
+  if (is_latent(family) && std::ranges::find(latent_keys, name) != latent_keys.end()) return true;
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
   if (family.global_head_dim > 0 && std::ranges::find(global_keys, name) != global_keys.end()) {
@@ -164,27 +170,15 @@ class Translator {
     refuse_other_networks();
     const std::int64_t hidden = size("embedding_length");
     const std::int64_t heads = size("attention.head_count");
-    const std::int64_t kv_heads = read_kv_heads(heads);
-    if (heads % kv_heads != 0) {
-      file_.fail(prefix_ + "attention.head_count_kv",
-                 fmt::format("a divisor of the {} heads (attention.head_count)", heads));
+    if (is_latent(family_)) {
+      read_latent(heads);
+    } else {
+      read_heads(hidden, heads);
     }
-    const std::string key_length = prefix_ + "attention.key_length";
-    if (!file_.has(key_length) && hidden % (2 * heads) != 0) {
-      file_.fail(prefix_ + "embedding_length",
-                 fmt::format("an even multiple of the {} heads, because there is no {}", heads,
-                             key_length));
-    }
-    head_dim_ = file_.integer(key_length, 2, most_number, hidden / heads);
-    same("attention.value_length", "heads of keys and values of the same length");
-    if (!family_.partial_rotary && !family_.never_rope)
-      same("rope.dimension_count", "RoPE over the whole head");
 
     config_["model_type"] = architecture_.model_type;
     config_["hidden_size"] = hidden;
     config_["num_attention_heads"] = heads;
-    config_["num_key_value_heads"] = kv_heads;
-    config_["head_dim"] = head_dim_;
     config_["num_hidden_layers"] = blocks_.layers;
     read_mlp();
     config_["max_position_embeddings"] = size("context_length");
@@ -211,13 +205,67 @@ class Translator {
     read_scales();
     if (has_windows(family_)) read_windows();
     if (family_.global_head_dim > 0) read_heads_of_layers();
-    if (architecture_.experts) read_experts();
+    if (is_latent(family_)) {
+      read_latent_experts();
+    } else if (architecture_.experts) {
+      read_experts();
+    }
     read_tokens();
     refuse_other_tensors();
     return std::move(config_);
   }
 
  private:
+  void read_heads(std::int64_t hidden, std::int64_t heads) {
+    const std::int64_t kv_heads = read_kv_heads(heads);
+    if (heads % kv_heads != 0) {
+      file_.fail(prefix_ + "attention.head_count_kv",
+                 fmt::format("a divisor of the {} heads (attention.head_count)", heads));
+    }
+    const std::string key_length = prefix_ + "attention.key_length";
+    if (!file_.has(key_length) && hidden % (2 * heads) != 0) {
+      file_.fail(prefix_ + "embedding_length",
+                 fmt::format("an even multiple of the {} heads, because there is no {}", heads,
+                             key_length));
+    }
+    head_dim_ = file_.integer(key_length, 2, most_number, hidden / heads);
+    same("attention.value_length", "heads of keys and values of the same length");
+    if (!family_.partial_rotary && !family_.never_rope)
+      same("rope.dimension_count", "RoPE over the whole head");
+    config_["num_key_value_heads"] = kv_heads;
+    config_["head_dim"] = head_dim_;
+  }
+
+  /// Of llama.cpp's files since April 2025: heads as attention over latents sees them, and, behind
+  /// _mla, as the network's own.
+  void read_latent(std::int64_t heads) {
+    const std::string at = prefix_ + "attention.";
+    const std::string of_key = at + "key_length_mla";
+    if (!file_.has(of_key)) {
+      throw Unsupported(fmt::format(
+          "{}: has no {}: the projections from latents are one tensor, as in files of before April "
+          "2025; expected a file that a later llama.cpp has converted",
+          path_text(file_.path()), of_key));
+    }
+    const std::int64_t rank = file_.integer(at + "kv_lora_rank", 1, most_number);
+    const std::int64_t rope = file_.integer(prefix_ + "rope.dimension_count", 2, most_number);
+    const auto is = [&](const std::string& key, std::int64_t value, const char* what) {
+      if (file_.integer(key, 1, most_number, value) != value)
+        file_.unsupported(key, fmt::format("{} ({})", what, value));
+    };
+    is(at + "head_count_kv", 1, "one KV head for all heads");
+    is(at + "key_length", rank + rope, "kv_lora_rank + rope.dimension_count");
+    is(at + "value_length", rank, "kv_lora_rank");
+    config_["num_key_value_heads"] = heads;
+    config_["kv_lora_rank"] = rank;
+    config_["q_lora_rank"] = nullptr;
+    if (const std::string key = at + "q_lora_rank"; file_.has(key))
+      config_["q_lora_rank"] = file_.integer(key, 1, most_number);
+    config_["qk_rope_head_dim"] = rope;
+    config_["qk_nope_head_dim"] = file_.integer(of_key, rope + 1, most_number) - rope;
+    config_["v_head_dim"] = file_.integer(at + "value_length_mla", 1, most_number);
+  }
+
   std::int64_t size(const char* key) const { return file_.integer(prefix_ + key, 1, most_number); }
   bool has_tensor(std::string_view name) const {
     return file_.tensors().find(name) != file_.tensors().end();
@@ -460,8 +508,18 @@ class Translator {
     if (recurrent) add_delta(names);
     for (const auto& [ours, name] : architecture_.scales) names.insert(std::string(name));
     const bool has_mlp = !architecture_.experts || family_.mixture.beside_mlp;
+    if (is_latent(family_)) {
+      for (const auto& [ours, name] : gguf_latent_projections()) add(name, false);
+      for (const std::string_view name : {gguf_latent_keys, gguf_latent_values}) add(name, false);
+      if (architecture_.sigmoid) names.insert(std::string(gguf_choice_bias));
+    }
     for (const auto& [ours, name] : gguf_projections()) {
       if (!has(ours)) continue;
+      if (is_latent(family_)) {  // q, if it has no latent; the MLPs of the first layers
+        const bool is_read = ours == "self_attn.q_proj" || ours == "self_attn.o_proj";
+        if (is_read || ours.starts_with("mlp.")) add(name, false);
+        continue;
+      }
       if (ours == "self_attn.o_proj") {
         add(name, attention_bias && !family_.never_o_bias);
       } else if (ours.starts_with("self_attn.")) {
@@ -645,7 +703,7 @@ class Translator {
     if (!has_longrope) only_one("scaling.attn_factor", 1);
     only_one("scaling.yarn_attn_factor", 1);
     only_one("scaling.yarn_ext_factor", 1);
-    if (!family_.query_growth) only_one("scaling.yarn_log_multiplier", 0);
+    if (!family_.query_growth && !is_latent(family_)) only_one("scaling.yarn_log_multiplier", 0);
     if (family_.partial_rotary) read_rotary_part();
     if (is_hybrid(family_)) check_sections();
     if (family_.longrope_only) {
@@ -724,6 +782,10 @@ class Translator {
         file_.has(at + "yarn_log_multiplier")) {  // other files never have it
       rope["mscale"] = 1;
       take("yarn_log_multiplier", "mscale_all_dim");
+    }
+    if (const std::string key = at + "yarn_log_multiplier"; is_latent(family_) && file_.has(key)) {
+      // llama.cpp's converter writes a tenth of it, and takes mscale to be the same.
+      rope["mscale"] = rope["mscale_all_dim"] = 10 * file_.number(key, 0, most_factor);
     }
     const std::string original = at + "original_context_length";
     if (file_.has(original)) {
@@ -831,6 +893,33 @@ class Translator {
     Json types = Json::array();
     for (const bool has : windowed) types.push_back(has ? "sliding_attention" : "full_attention");
     config_["layer_types"] = types;
+  }
+
+  void read_latent_experts() {
+    constexpr std::int64_t most_experts = 1024;
+    const std::int64_t experts = file_.integer(prefix_ + "expert_count", 1, most_experts);
+    config_["n_routed_experts"] = experts;
+    experts_ = experts;
+    config_["num_experts_per_tok"] = file_.integer(prefix_ + "expert_used_count", 1, experts);
+    config_["moe_intermediate_size"] = size("expert_feed_forward_length");
+    config_["n_shared_experts"] = file_.integer(prefix_ + "expert_shared_count", 0, most_experts);
+    config_["first_k_dense_replace"] =
+        file_.integer(prefix_ + "leading_dense_block_count", 0, most_number, 0);
+    const double scale = file_.number(prefix_ + "expert_weights_scale", 0, most_factor, 1);
+    config_["routed_scaling_factor"] = scale == 0 ? 1 : scale;  // llama.cpp takes 0 for none
+    config_["norm_topk_prob"] = file_.flag(prefix_ + "expert_weights_norm", false);
+    const auto groups = [&](const char* key) {
+      return std::max<std::int64_t>(1, file_.integer(prefix_ + key, 0, experts, 1));
+    };
+    config_["n_group"] = groups("expert_group_count");
+    config_["topk_group"] = groups("expert_group_used_count");
+    if (!architecture_.sigmoid)
+      config_["topk_method"] = config_["n_group"] == 1 ? "greedy" : "group_limited_greedy";
+    constexpr std::int64_t softmax = 1, sigmoids = 2;
+    const std::string gating = prefix_ + "expert_gating_func";
+    const std::int64_t function = file_.integer(gating, 0, INT32_MAX, 0);
+    if (function != 0 && function != softmax && function != sigmoids)
+      file_.unsupported(gating, "routers with a softmax (1) or sigmoids (2)");
   }
 
   void read_experts() {

@@ -71,12 +71,44 @@ Family gemma4(Family own) {
   return own;
 }
 
+/// Adds what families with latent attention have in common to what one of them has of its own.
+Family latent(Family own) {
+  own.reads_attention_bias = true;
+  own.rope_interleaved = true;
+  own.mixture.shared_at = "mlp.shared_experts";
+  own.mixture.reads_groups = true;
+  own.own_keys.insert(own.own_keys.end(), {"attention_bias",
+                                           "kv_lora_rank",
+                                           "q_lora_rank",
+                                           "qk_nope_head_dim",
+                                           "qk_rope_head_dim",
+                                           "v_head_dim",
+                                           "qk_head_dim",
+                                           "n_routed_experts",
+                                           "num_experts_per_tok",
+                                           "n_shared_experts",
+                                           "moe_intermediate_size",
+                                           "norm_topk_prob",
+                                           "n_group",
+                                           "topk_group",
+                                           "routed_scaling_factor",
+                                           "scoring_func",
+                                           "topk_method",
+                                           "first_k_dense_replace",
+                                           "moe_layer_freq",
+                                           "ep_size",
+                                           "aux_loss_alpha",
+                                           "seq_aux",
+                                           "num_nextn_predict_layers"});
+  return own;
+}
+
 }  // namespace
 
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 24> all = {{
+  static const std::array<Family, 27> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -543,6 +575,66 @@ std::span<const Family> families() {
                     "norm_topk_prob", "n_group", "topk_group", "mtp_layers_block_type",
                     "num_nextn_predict_layers"},
        .class_name = "nemotronh"},
+      // DeepSeek-V2, V2-Lite.
+      latent(
+          {.name = "deepseek_v2",
+           .vocab_size = 102400,
+           .intermediate_size = 11008,
+           .max_position = 2048,
+           .bos = 1,
+           .eos = {2},
+           .latent =
+               {.kv_rank = 512, .q_rank = 1536, .nope_dim = 128, .rope_dim = 64, .value_dim = 128},
+           .mixture =
+               {.experts = 64, .intermediate_size = 1407, .shared_experts = 2, .first_dense = 0},
+           .own_keys = {"mlp_bias"}}),
+      // DeepSeek-V3, R1 and V3.1.
+      latent(
+          {.name = "deepseek_v3",
+           .vocab_size = 129280,
+           .hidden_size = 7168,
+           .intermediate_size = 18432,
+           .layers = 61,
+           .q_heads = 128,
+           .max_position = 4096,
+           .bos = 0,
+           .eos = {1},
+           .latent =
+               {.kv_rank = 512, .q_rank = 1536, .nope_dim = 128, .rope_dim = 64, .value_dim = 128},
+           .mixture = {.experts = 256,
+                       .per_token = 8,
+                       .intermediate_size = 2048,
+                       .norm_topk_prob = true,
+                       .shared_experts = 1,
+                       .sigmoid = true,
+                       .groups = 8,
+                       .chosen_groups = 4,
+                       .scale = 2.5,
+                       .first_dense = 3},
+           .own_keys = {"rope_interleave"}}),
+      // GLM-4.7-Flash.
+      latent(
+          {.name = "glm4_moe_lite",
+           .vocab_size = 154880,
+           .hidden_size = 2048,
+           .intermediate_size = 10240,
+           .layers = 47,
+           .q_heads = 20,
+           .max_position = 202752,
+           .rms_norm_eps = 1e-5,
+           .bos = 0,
+           .eos = {1},
+           .latent =
+               {.kv_rank = 512, .q_rank = 768, .nope_dim = 192, .rope_dim = 64, .value_dim = 256},
+           .mixture = {.experts = 64,
+                       .per_token = 4,
+                       .intermediate_size = 1536,
+                       .norm_topk_prob = true,
+                       .shared_experts = 1,
+                       .sigmoid = true,
+                       .scale = 1.8,
+                       .first_dense = 1},
+           .own_keys = {"rope_interleave", "mlp_layer_types"}}),
   }};
   return all;
 }

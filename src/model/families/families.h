@@ -55,10 +55,18 @@ struct FamilyMixture {
   std::int64_t per_token = 0;          ///< num_experts_per_tok
   std::int64_t intermediate_size = 0;  ///< of intermediate_size_key; 0: the MLPs' size is theirs
   std::string_view intermediate_size_key = "moe_intermediate_size";
-  bool reads_softmax = false;   ///< norm_topk_prob, whose false is softmax_over_all
-  bool norm_topk_prob = false;  ///< what it means when missing
-  std::int64_t shared = 0;      ///< shared_expert_intermediate_size; 0: no expert is shared
-  bool reads_layers = false;    ///< decoder_sparse_step and mlp_only_layers
+  bool reads_softmax = false;       ///< norm_topk_prob, whose false is softmax_over_all
+  bool norm_topk_prob = false;      ///< what it means when missing
+  std::int64_t shared = 0;          ///< shared_expert_intermediate_size; 0: no expert is shared
+  std::int64_t shared_experts = 0;  ///< n_shared_experts, whose widths add up; 0: likewise
+  std::string_view shared_at = "mlp.shared_expert";
+  bool sigmoid = false;            ///< ExpertMixture::sigmoid
+  bool reads_groups = false;       ///< n_group, topk_group and routed_scaling_factor
+  std::int64_t groups = 1;         ///< n_group
+  std::int64_t chosen_groups = 1;  ///< topk_group
+  double scale = 1;                ///< routed_scaling_factor
+  std::int64_t first_dense = -1;   ///< first_k_dense_replace; -1: not read
+  bool reads_layers = false;       ///< decoder_sparse_step and mlp_only_layers
   std::string_view router = "mlp.gate";
   std::string_view experts_at = "mlp.experts";
   /// Of each expert, behind experts_at, its number and a dot.
@@ -166,6 +174,8 @@ struct Family {
   /// intermediate_size; block_ff_dim is another name for it, and tie_embedding for
   /// tie_word_embeddings.
   bool adjusts_intermediate_size = false;
+  /// What missing keys mean (kv_lora_rank and on). kv_rank 0: attention is not latent.
+  LatentAttention latent = {};
   bool fused_delta = false;        ///< in_proj_qkvz and in_proj_ba have all projections
   bool output_gate = false;        ///< ModelConfig::output_gate
   bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation

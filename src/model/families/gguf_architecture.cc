@@ -22,11 +22,23 @@ constexpr std::array<GgufName, 9> projections = {{{"self_attn.q_proj", "attn_q"}
                                                   {"mlp.gate_up_proj", "ffn_up"},
                                                   {"mlp.down_proj", "ffn_down"}}};
 
+constexpr std::array<GgufName, 6> latent_projections = {
+    {{"self_attn.q_a_proj", "attn_q_a"},
+     {"self_attn.q_b_proj", "attn_q_b"},
+     {"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"},
+     {"mlp.shared_experts.gate_proj", "ffn_gate_shexp"},
+     {"mlp.shared_experts.up_proj", "ffn_up_shexp"},
+     {"mlp.shared_experts.down_proj", "ffn_down_shexp"}}};
+
 constexpr std::array<std::string_view, 3> expert_names = {"ffn_gate_exps", "ffn_up_exps",
                                                           "ffn_down_exps"};
 
 constexpr std::array<GgufName, 2> norms = {
     {{"input_layernorm", "attn_norm"}, {"post_attention_layernorm", "ffn_norm"}}};
+constexpr std::array<GgufName, 4> latent_norms = {{{"input_layernorm", "attn_norm"},
+                                                   {"self_attn.q_a_layernorm", "attn_q_a_norm"},
+                                                   {"self_attn.kv_a_layernorm", "attn_kv_a_norm"},
+                                                   {"post_attention_layernorm", "ffn_norm"}}};
 constexpr std::array<GgufName, 4> qwen3_norms = {{{"input_layernorm", "attn_norm"},
                                                   {"self_attn.q_norm", "attn_q_norm"},
                                                   {"self_attn.k_norm", "attn_k_norm"},
@@ -139,8 +151,19 @@ constexpr std::array<GgufName, 14> nemotron_parts = {{{"mixer.q_proj.weight", "a
                                                       {"mixer.norm.weight", "ssm_norm.weight"},
                                                       {"mixer.out_proj.weight", "ssm_out.weight"}}};
 
-constexpr std::array<GgufArchitecture, 23> architectures = {
-    {{.name = "llama",
+constexpr std::array<GgufArchitecture, 25> architectures = {
+    {{.name = "deepseek2",
+      .model_type = "deepseek_v2",
+      .experts = true,
+      .interleaved = true,
+      .norms = latent_norms},
+     {.name = "deepseek2",
+      .model_type = "deepseek_v3",
+      .experts = true,
+      .interleaved = true,
+      .norms = latent_norms,
+      .sigmoid = true},
+     {.name = "llama",
       .model_type = "llama",
       .experts = false,
       .interleaved = true,
@@ -266,9 +289,23 @@ constexpr std::array<GgufArchitecture, 23> architectures = {
       .norms = nemotron_norms,
       .parts = nemotron_parts}}};
 
+/// Whether routers score by sigmoids. Files of GLM-4.7-Flash do not say so, but have a bias for the
+/// choice, which routers with a softmax do not have.
+bool scores_by_sigmoids(const GgufFile& file, std::string_view architecture) {
+  constexpr std::int64_t sigmoids = 2;  // as llama.cpp numbers them
+  const std::string key = fmt::format("{}.expert_gating_func", architecture);
+  if (const std::int64_t function = file.integer(key, 0, INT32_MAX, 0); function != 0)
+    return function == sigmoids;
+  return std::ranges::any_of(file.tensors(), [](const auto& tensor) {
+    return std::string_view(tensor.first).ends_with(gguf_choice_bias);
+  });
+}
+
 }  // namespace
 
 std::span<const GgufName> gguf_projections() { return projections; }
+
+std::span<const GgufName> gguf_latent_projections() { return latent_projections; }
 
 std::span<const std::string_view> gguf_experts() { return expert_names; }
 
@@ -287,11 +324,16 @@ const GgufArchitecture& architecture_of(const GgufFile& file) {
   const bool experts = file.integer(experts_key, 0, INT64_MAX, 0) > 0;
   std::vector<std::string_view> names;
   bool is_known = false;
+  const GgufArchitecture* of_kind = nullptr;  // the last with experts, or without
   for (const GgufArchitecture& known : architectures) {
-    if (known.name == name && known.experts == experts) return known;
+    if (known.name == name && known.experts == experts) {
+      of_kind = &known;
+      if (known.sigmoid == scores_by_sigmoids(file, name)) return known;
+    }
     is_known = is_known || known.name == name;
     if (names.empty() || names.back() != known.name) names.push_back(known.name);
   }
+  if (of_kind != nullptr) return *of_kind;
   if (is_known && experts) file.unsupported(experts_key, fmt::format("dense models of {}", name));
   if (is_known) file.fail(experts_key, fmt::format("1 or more experts in {}", name));
   file.unsupported(

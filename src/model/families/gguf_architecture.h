@@ -39,6 +39,8 @@ struct GgufArchitecture {
   /// Parts of layers that are called otherwise than gguf_projections says, with their endings:
   /// ours, as it stands behind "model.layers.N.", and ggml's. A layer has the ones of its kind.
   std::span<const GgufName> parts = {};
+  /// Of files whose routers score by sigmoids. An architecture of both kinds has two entries.
+  bool sigmoid = false;
   /// GatedDeltaNet::tiled: the order in which llama.cpp's converter puts value heads, with the rows
   /// of qkv, z, b and a, and the inputs of the output projection.
   bool tiled_values = false;
@@ -50,6 +52,16 @@ struct GgufArchitecture {
 std::span<const GgufName> gguf_projections();
 /// The rows of q, k and v in one tensor, in place of three (llama.cpp's --fuse-qkv, and phi3).
 inline constexpr std::string_view gguf_qkv = "attn_qkv";
+
+/// The projections of a layer with latent attention, and of its shared experts, which other
+/// families do not have.
+std::span<const GgufName> gguf_latent_projections();
+/// The projections of all heads from latents: [heads, kv_rank, nope_dim], which is transposed, and
+/// [heads, value_dim, kv_rank].
+inline constexpr std::string_view gguf_latent_keys = "attn_k_b";
+inline constexpr std::string_view gguf_latent_values = "attn_v_b";
+/// The bias of sigmoids for the choice of experts.
+inline constexpr std::string_view gguf_choice_bias = "exp_probs_b.bias";
 
 /// The projections of a layer's experts, in the order of FamilyMixture::projections: each is one
 /// tensor [experts, outputs, inputs].

@@ -77,6 +77,23 @@ void Forward::lay_out_recurrences(const ModelConfig& config, std::int64_t op, st
   place(out.state_table, 2 * config.attention.layers, std::int64_t{sizeof(float*)});
 }
 
+template <class Place>
+void Forward::lay_out_latent(const LatentAttention& net, std::int64_t heads, std::int64_t op,
+                             std::int64_t chunk, const Place& place, Activations& out) {
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const std::int64_t tokens = std::min(chunk, latent_tokens);
+  const std::int64_t rows = tokens * heads;
+  place(out.q_latent, tokens * net.q_rank, f32);
+  place(out.q_operand, tokens * net.q_rank, op);
+  place(out.head_q, rows * net.query_dim(), f32);
+  place(out.latent, tokens * net.kv_rank, f32);
+  place(out.rope_key, tokens * net.rope_dim, f32);
+  place(out.head_values, rows * std::max({net.nope_dim, net.kv_rank, net.value_dim}), f32);
+  place(out.head_operand, rows * std::max(net.nope_dim, net.kv_rank), op);
+  place(out.head_products, rows * std::max(net.kv_rank, net.value_dim), f32);
+  place(out.head_numbers, heads, std::int64_t{sizeof(std::int32_t)});
+}
+
 std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out) {
   Pieces pieces;
@@ -93,7 +110,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.x, chunk * config.hidden_size, f32);
   place(out.q, chunk * q_width, f32);
   place(out.k, chunk * kv_width, f32);
-  place(out.v, chunk * kv_width, f32);
+  if (!shape.keys_are_values) place(out.v, chunk * kv_width, f32);
   place(out.attended, chunk * q_width, f32);
   if (config.attention_sinks) place(out.lse, chunk * shape.q_heads, f32);
   place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
@@ -117,7 +134,10 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   }
   if (!shape.state_size.empty()) lay_out_recurrences(config, op, chunk, place, out);
   place(out.hidden, chunk * config.hidden_size, op);
-  place(out.heads, chunk * q_width, op);
+  const LatentAttention& latent = config.latent;
+  if (latent.kv_rank > 0) lay_out_latent(latent, shape.q_heads, op, chunk, place, out);
+  const std::int64_t head_width = latent.kv_rank > 0 ? latent.value_dim : shape.head_dim;
+  place(out.heads, chunk * shape.q_heads * head_width, op);
   lay_out_mlp(config, op, chunk, place, out);
   if (config.mixture.own_norms) place(out.mixed, chunk * config.hidden_size, f32);
   if (const std::int64_t size = config.layer_inputs.size; size > 0) {
@@ -147,6 +167,7 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
       clock_(device->phase_clock()),
       steps_(static_cast<std::size_t>(config.attention.layers + 1)) {
   lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
+  if (config.latent.kv_rank > 0) number_heads();
 }
 
 void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
@@ -305,6 +326,7 @@ void Forward::end_layer(std::int64_t l, std::int64_t tokens) {
 
 void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+  if (!w.latent.empty()) return latent_inputs(l, tokens);
   const AttentionShape& shape = config_.attention;
   const std::int64_t dim = shape.head_dim_of(l);
   const std::int64_t kv_heads = shape.kv_heads_of(l);
@@ -361,6 +383,10 @@ void Forward::rope(std::int64_t l, std::int64_t tokens) {
 
 void Forward::attention_output(std::int64_t l, std::int64_t tokens) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+  if (!w.latent.empty()) {
+    latent_values(w.latent, tokens);
+    return add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
+  }
   const AttentionShape& shape = config_.attention;
   const std::int64_t dim = shape.head_dim_of(l);
   begin(Phase::other);

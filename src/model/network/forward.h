@@ -18,6 +18,9 @@
 
 namespace topkv {
 
+/// Tokens that the projections of latent attention take at a time: bounds their activations.
+inline constexpr std::int64_t latent_tokens = 512;
+
 /// Throws InvalidArgument: logits are not finite.
 [[noreturn]] void fail_not_finite();
 
@@ -70,6 +73,11 @@ class Forward {
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
     float *q_next, *q_far;         // with dual chunk attention
     float *q_gated, *output_gate;  // with output gates: of q's projection, and q's gates
+    // Of latent attention, for latent_tokens at a time. head_values, head_operand and head_products
+    // are of each head: what a product reads, and what it gives.
+    float *q_latent, *head_q, *latent, *rope_key, *head_values, *head_products;
+    std::byte *q_operand, *head_operand;
+    std::int32_t* head_numbers;  // 0, 1, … of each head
     // Of recurrent layers, for some tokens at a time; see RecurrentWidths.
     float *recurrent_in, *recurrent_gate, *recurrent_rates, *recurrent_room, *recurrent_out;
     float* recurrent_states[2];     // of one layer, between pieces
@@ -90,6 +98,9 @@ class Forward {
   template <class Place>
   static void lay_out_recurrences(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
                                   const Place& place, Activations& out);
+  template <class Place>
+  static void lay_out_latent(const LatentAttention& net, std::int64_t heads, std::int64_t op,
+                             std::int64_t chunk, const Place& place, Activations& out);
   template <class Place>
   static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
                           const Place& place, Activations& out);
@@ -112,6 +123,15 @@ class Forward {
   void find_states(const TextLayers& layers);
   void keep_states(const TextLayers& layers);
   void queries_keys_values(std::int64_t l, std::int64_t tokens);
+  /// Queries and rows of latent attention.
+  void latent_inputs(std::int64_t l, std::int64_t tokens);
+  void latent_rows(const LatentWeights& w, std::int64_t first, std::int64_t count);
+  void latent_queries(const LatentWeights& w, std::int64_t first, std::int64_t count);
+  /// heads = the values of each head that the attended latents stand for.
+  void latent_values(const LatentWeights& w, std::int64_t tokens);
+  /// head_products = W x for the rows of each head in head_values, [heads, tokens, inputs].
+  void multiply_heads(const ExpertMatrices& weights, std::int64_t tokens);
+  void number_heads();
   /// Tokens that go through a recurrent layer at a time: bounds its activations.
   static constexpr std::int64_t recurrent_tokens = 1024;
   /// Elements of a token in the activations of recurrent layers.
@@ -155,6 +175,14 @@ class Forward {
   void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
   void place(const RopeAngles& angles, std::int64_t rotary_dim, std::int64_t tokens,
              const Angles& to);
+  /// The model's angles of a run's tokens from number `first` on.
+  RopeAngles angles_from(std::int64_t first) const {
+    const std::int64_t skipped = first * config_.rotary_dim / 2;
+    return {.cos = a_.angles.cos + skipped,
+            .sin = a_.angles.sin + skipped,
+            .rotary_dim = config_.rotary_dim,
+            .interleaved = config_.rope_interleaved};
+  }
   /// Rotates a layer's queries and keys, unless it has no RoPE.
   void rope(std::int64_t l, std::int64_t tokens);
   /// Makes the inputs of all layers of some tokens, whose embeddings are in a_.x.
@@ -204,6 +232,7 @@ class Forward {
   std::vector<std::int64_t> positions_;  // of a chunk, for angles
   std::vector<std::int32_t> experts_;    // chosen by tokens, in host memory
   SortedSlots sorted_;
+  std::vector<std::int64_t> head_ends_;  // of multiply_heads: where the rows of a head end
   std::unique_ptr<PhaseClock> clock_;
   std::vector<std::unique_ptr<Recording>> steps_;  // of one token: [layers + 1]
   bool recording_ = false;

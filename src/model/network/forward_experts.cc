@@ -16,8 +16,16 @@ void Forward::choose_experts(const MixtureWeights& w, const std::byte* operand,
   const std::int64_t k = mixture.per_token;
   project({{w.router, w.router_bias.data, a_.scores}}, operand, tokens);
   begin(Phase::other);
-  device_->route(a_.scores, tokens, {mixture.experts, k, mixture.softmax_over_all}, a_.chosen,
-                 a_.shares);
+  const Routing routing{.experts = mixture.experts,
+                        .k = k,
+                        .over_all = mixture.softmax_over_all,
+                        .sigmoid = mixture.sigmoid,
+                        .sums_to_one = mixture.sums_to_one,
+                        .scale = static_cast<float>(mixture.scale),
+                        .groups = mixture.groups,
+                        .chosen_groups = mixture.chosen_groups,
+                        .choice_bias = w.choice_bias.data};
+  device_->route(a_.scores, tokens, routing, a_.chosen, a_.shares);
   if (!w.expert_scales.empty())
     device_->scale_by_expert(w.expert_scales.data, a_.chosen, tokens * k, a_.shares);
 }
@@ -61,12 +69,16 @@ void Forward::run_experts(const MixtureWeights& w, const std::byte* operand, std
 void Forward::shared_expert(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
                             float* x) {
   const std::int64_t width = config_.mixture.shared_intermediate_size;
-  project({{w.shared_gate, nullptr, a_.gate},
-           {w.shared_up, nullptr, a_.up},
-           {w.shared_weight, nullptr, a_.shared_weight}},
-          operand, tokens);
-  begin(Phase::other);
-  device_->scale_rows(a_.shared_weight, tokens, width, a_.up);
+  if (config_.mixture.shared_gate) {
+    project({{w.shared_gate, nullptr, a_.gate},
+             {w.shared_up, nullptr, a_.up},
+             {w.shared_weight, nullptr, a_.shared_weight}},
+            operand, tokens);
+    begin(Phase::other);
+    device_->scale_rows(a_.shared_weight, tokens, width, a_.up);
+  } else {
+    project({{w.shared_gate, nullptr, a_.gate}, {w.shared_up, nullptr, a_.up}}, operand, tokens);
+  }
   activate(tokens * width);
   project({{w.shared_down, nullptr, x}}, a_.mlp, tokens, true);
 }

@@ -31,7 +31,7 @@ void turn_head(const ModelConfig& config, const float* bias, const RopeTable* ro
 }  // namespace
 
 std::vector<float> key_bias_of(const Checkpoint& checkpoint, const ModelConfig& config) {
-  if (!config.qkv_bias || config.qk_norm) return {};
+  if (!config.qkv_bias || config.qk_norm || config.latent.kv_rank > 0) return {};
   const AttentionShape& shape = config.attention;
   const RopeTable of_model = RopeTable::of_model(config);
   const RopeTable of_sliding = RopeTable::of_sliding(config);

@@ -46,6 +46,22 @@ class Checkpoint {
   /// are ordered.
   virtual MatrixSource matrix(const std::string& name, MatrixRows rows, std::int64_t in,
                               WeightFormat format) const = 0;
+  /// A head of latent attention (LatentAttention), in the layer whose names begin with `layer`,
+  /// "model.layers.3.".
+  struct LatentHead {
+    std::string layer;
+    std::int64_t head = 0;
+    std::int64_t heads = 0;
+    std::int64_t nope_dim = 0;
+    std::int64_t value_dim = 0;
+    std::int64_t kv_rank = 0;
+  };
+  /// The matrix [kv_rank, nope_dim] of a head: its projection from latents to keys, transposed. Of
+  /// one that is quantised and has to be transposed it is made of what the codes stand for, in
+  /// float32. Throws as matrix does.
+  virtual MatrixSource latent_keys(const LatentHead& of, WeightFormat format) const;
+  /// The matrix [value_dim, kv_rank] of a head: its projection from latents to values.
+  virtual MatrixSource latent_values(const LatentHead& of, WeightFormat format) const;
   /// Of a tensor that has a matrix of each expert, [experts, inputs, outputs] as transformers keeps
   /// them, or what stands for it: the matrix [out, in] of an expert whose output r is output first
   /// + r * step of the tensor's out * step. Throws as matrix does; Unsupported in kinds of files

@@ -73,8 +73,10 @@ class DescribedCheckpoint : public Checkpoint {
     return std::ssize(to) * bytes_of(dtype_);
   }
 
-  std::int64_t vector(const std::string& /*name*/, std::span<float> to) const override {
-    return std::ssize(to) * bytes_of(dtype_);
+  /// The bias for the choice of experts is never rounded.
+  std::int64_t vector(const std::string& name, std::span<float> to) const override {
+    const bool whole = name.ends_with(".e_score_correction_bias");
+    return std::ssize(to) * bytes_of(whole ? DType::f32 : dtype_);
   }
 
  private:

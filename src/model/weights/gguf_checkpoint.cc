@@ -79,11 +79,15 @@ std::string gguf_name(const GgufArchitecture& architecture, std::string_view nam
     return fmt::format("blk.{}.{}", in_layer->layer, beside_experts(architecture, own));
   if (const std::string_view whole = renamed(architecture.scales, part); in_layer && !whole.empty())
     return fmt::format("blk.{}.{}", in_layer->layer, whole);
+  if (in_layer &&
+      part == fmt::format("{}.e_score_correction_bias", architecture.family().mixture.router))
+    return fmt::format("blk.{}.{}", in_layer->layer, gguf_choice_bias);
   const std::size_t last = part.rfind('.');
   const std::string_view module = part.substr(0, last);
   const std::string_view kind = part.substr(last);
   if (!in_layer) return fmt::format("{}{}", renamed(whole_names, module), kind);
   std::string_view found = renamed(gguf_projections(), module);
+  if (found.empty()) found = renamed(gguf_latent_projections(), module);
   if (found.empty()) found = renamed(architecture.norms, module);
   if (found.empty()) found = renamed(gguf_shared_expert(), module);
   if (architecture.experts && module == architecture.family().mixture.router) found = gguf_router;
@@ -236,6 +240,12 @@ class GgufCheckpoint : public Checkpoint {
     return expert_matrix({std::string(layer_part(name)->layer), projection, which.expert},
                          which.experts, out, in, format);
   }
+  MatrixSource latent_keys(const LatentHead& of, WeightFormat format) const override {
+    return head_matrix(gguf_latent_keys, of, of.kv_rank, of.nope_dim, format);
+  }
+  MatrixSource latent_values(const LatentHead& of, WeightFormat format) const override {
+    return head_matrix(gguf_latent_values, of, of.value_dim, of.kv_rank, format);
+  }
 
   std::int64_t fused_biases(const std::string& name, std::int64_t experts,
                             std::span<float> to) const override {
@@ -361,6 +371,16 @@ class GgufCheckpoint : public Checkpoint {
     if (part.starts_with("k.")) return MatrixRows{q_rows, count, q_rows + 2 * count};
     if (part.starts_with("v.")) return MatrixRows{q_rows + count, count, q_rows + 2 * count};
     return {};
+  }
+
+  /// A head's matrix of a tensor [heads, out, in].
+  MatrixSource head_matrix(std::string_view name, const LatentHead& of, std::int64_t out,
+                           std::int64_t in, WeightFormat format) const {
+    const std::string stored = fmt::format("blk.{}.{}.weight", layer_part(of.layer)->layer, name);
+    return matrix_of(get(stored, {of.heads, out, in}), of.head * out, {0, out, out}, in, format,
+                     fmt::format("{}: head {} of tensor {}", path_text(path_of(stored)), of.head,
+                                 printable_beginning(stored)),
+                     scale_of(stored));
   }
 
   MatrixSource expert_matrix(const ExpertPart& part, std::int64_t experts, std::int64_t out,

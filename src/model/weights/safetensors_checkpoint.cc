@@ -49,6 +49,15 @@ class SafeTensorsCheckpoint : public Checkpoint {
   // ways of rounding these that are not topkv's; GPTQ's writers add biases of zeros.
   std::vector<std::string> unread() const override {
     std::vector<std::string> names = tensors_.unread();
+    // A layer behind the last that drafts tokens (DeepSeek-V3's MTP) has a projection of its own.
+    constexpr std::string_view of_draft = "eh_proj.weight";
+    std::vector<std::string> drafts;
+    for (const std::string& name : names)
+      if (name.ends_with(of_draft)) drafts.push_back(name.substr(0, name.size() - of_draft.size()));
+    std::erase_if(names, [&](const std::string& name) {
+      return std::ranges::any_of(drafts,
+                                 [&](const std::string& at) { return name.starts_with(at); });
+    });
     std::erase_if(names, [&](const std::string& name) {
       const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
       // What reads pictures, and the layer that drafts tokens, are other networks.

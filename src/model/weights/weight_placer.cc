@@ -101,22 +101,27 @@ MatrixSource widened(MatrixSource source) {
 
 }  // namespace
 
-ExpertMatrices Placer::experts(const ExpertMixture& mixture, const ExpertSource& source) {
-  std::vector<MatrixSource> sources;
-  for (std::int64_t e = 0; e < mixture.experts; ++e) sources.push_back(source(e));
-  make_alike(sources);
+ExpertMatrices Placer::experts(const ExpertMixture& mixture, const MatrixOf& source) {
   const std::int64_t before = held_;
+  ExpertMatrices all = alike_matrices(mixture.experts, source);
+  idle_ += (held_ - before) / mixture.experts * (mixture.experts - mixture.per_token);
+  return all;
+}
+
+ExpertMatrices Placer::alike_matrices(std::int64_t count, const MatrixOf& source) {
+  std::vector<MatrixSource> sources;
+  for (std::int64_t e = 0; e < count; ++e) sources.push_back(source(e));
+  make_alike(sources);
   const std::int64_t bytes = bytes_here(sources.front());
   const std::int64_t stride = Pieces::rounded(bytes);
-  const std::int64_t at = pieces_.place(mixture.experts * stride);
+  const std::int64_t at = pieces_.place(count * stride);
   ExpertMatrices all;
-  for (std::int64_t e = 0; e < mixture.experts; ++e) {
+  for (std::int64_t e = 0; e < count; ++e) {
     const Matrix matrix = put(sources[static_cast<std::size_t>(e)], at + e * stride);
     if (e == 0) all.form = matrix;
     all.data.push_back(matrix.data);
   }
   all.stride = bytes == 0 ? 0 : stride;
-  idle_ += (held_ - before) / mixture.experts * (mixture.experts - mixture.per_token);
   return all;
 }
 
@@ -126,6 +131,20 @@ std::vector<MatrixSource> Placer::sources(const std::vector<TensorRows>& pieces,
   for (const TensorRows& piece : pieces)
     sources.push_back(from_.matrix(piece.tensor, piece.rows, in, format));
   return sources;
+}
+
+ExpertMatrices Placer::latent_keys(Checkpoint::LatentHead of) {
+  return alike_matrices(of.heads, [&](std::int64_t head) {
+    of.head = head;
+    return from_.latent_keys(of, format_);
+  });
+}
+
+ExpertMatrices Placer::latent_values(Checkpoint::LatentHead of) {
+  return alike_matrices(of.heads, [&](std::int64_t head) {
+    of.head = head;
+    return from_.latent_values(of, format_);
+  });
 }
 
 MatrixSource Placer::join(const std::vector<TensorRows>& pieces, std::int64_t in,
@@ -309,10 +328,11 @@ void Placer::make_alike(std::vector<MatrixSource>& sources) const {
     const Matrix& first = sources.front().form;
     const Matrix& form = source.form;
     if (alike(form, first)) continue;
-    throw Unsupported(fmt::format(
-        "{}: experts of one layer differ in type or in how they are quantised (the first and "
-        "number {}); topkv runs experts that are alike",
-        path_text(from_.source()), e));
+    throw Unsupported(
+        fmt::format("{}: experts or heads of one layer differ in type or in how they are quantised "
+                    "(the first and "
+                    "number {}); topkv runs experts that are alike",
+                    path_text(from_.source()), e));
   }
 }
 

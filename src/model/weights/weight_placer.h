@@ -79,6 +79,10 @@ class Placer {
   ExpertMatrices stacked_experts(const std::string& name, const ExpertMixture& mixture,
                                  std::int64_t out, std::int64_t in, std::int64_t part,
                                  std::int64_t parts);
+  using MatrixOf = std::function<MatrixSource(std::int64_t number)>;
+  /// A matrix of each head of latent attention. of: any of the heads.
+  ExpertMatrices latent_keys(Checkpoint::LatentHead of);
+  ExpertMatrices latent_values(Checkpoint::LatentHead of);
 
   /// Biases of each expert that stand in a tensor [experts, count * step], those from first on.
   Vector expert_biases(const std::string& name, std::int64_t experts, std::int64_t count,
@@ -124,8 +128,8 @@ class Placer {
   /// Throws Unsupported for pieces whose elements differ in form.
   MatrixSource join(const std::vector<TensorRows>& pieces, std::int64_t in,
                     WeightFormat format) const;
-  using ExpertSource = std::function<MatrixSource(std::int64_t expert)>;
-  ExpertMatrices experts(const ExpertMixture& mixture, const ExpertSource& source);
+  ExpertMatrices experts(const ExpertMixture& mixture, const MatrixOf& source);
+  ExpertMatrices alike_matrices(std::int64_t count, const MatrixOf& source);
   /// held: bytes that they have in the file.
   Vector put(std::span<const float> values, std::int64_t held);
   /// Room for so many, until the next call. A plan of a file's numbers measures many large vectors

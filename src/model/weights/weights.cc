@@ -77,8 +77,9 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
   const std::string experts = fmt::format("{}{}.", at, names.experts_at);
   MixtureWeights weights;
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0) {
-    const std::string expert = at + "mlp.shared_expert.";
-    weights.shared_weight = placer.unrounded(at + "mlp.shared_expert_gate.weight", 1, hidden);
+    const std::string expert = fmt::format("{}{}.", at, names.shared_at);
+    if (mixture.shared_gate)
+      weights.shared_weight = placer.unrounded(at + "mlp.shared_expert_gate.weight", 1, hidden);
     weights.shared_gate = placer.matrix(expert + "gate_proj.weight", shared, hidden);
     weights.shared_up = placer.matrix(expert + "up_proj.weight", shared, hidden);
     weights.shared_down = placer.matrix(expert + "down_proj.weight", hidden, shared);
@@ -92,6 +93,8 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
     weights.output_norm = placer.vector(at + "post_feedforward_layernorm_2.weight", hidden);
     weights.mlp_output_norm = placer.vector(at + "post_feedforward_layernorm_1.weight", hidden);
   }
+  if (mixture.sigmoid)
+    weights.choice_bias = placer.vector(router + "e_score_correction_bias", mixture.experts);
   if (names.stacked) {
     const auto stacked = [&](std::size_t tensor, std::int64_t out, std::int64_t in,
                              std::int64_t part, std::int64_t parts) {
@@ -232,6 +235,45 @@ ConvolutionWeights place_convolution(Placer& placer, const ModelConfig& config,
   return weights;
 }
 
+/// layer_at: "model.layers.0."
+void place_latent(Placer& placer, const ModelConfig& config, const std::string& layer_at,
+                  LayerWeights& layer) {
+  const std::string at = layer_at + "self_attn.";
+  const LatentAttention& net = config.latent;
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t heads = config.attention.q_heads;
+  const std::int64_t q_outputs = heads * net.query_dim();
+  LatentWeights& weights = layer.latent;
+  if (net.q_rank > 0) {
+    weights.q_latent = placer.matrix(at + "q_a_proj.weight", net.q_rank, hidden);
+    if (config.qkv_bias) weights.q_latent_bias = placer.vector(at + "q_a_proj.bias", net.q_rank);
+    weights.q_norm = placer.vector(at + "q_a_layernorm.weight", net.q_rank);
+    weights.q = placer.matrix(at + "q_b_proj.weight", q_outputs, net.q_rank);
+  } else {
+    weights.q = placer.matrix(at + "q_proj.weight", q_outputs, hidden);
+  }
+  const std::int64_t row = net.kv_rank + net.rope_dim;
+  const std::string joint = at + "kv_a_proj_with_mqa.";
+  weights.latent = placer.rows(joint + "weight", 0, net.kv_rank, row, hidden);
+  weights.rope_key = placer.rows(joint + "weight", net.kv_rank, net.rope_dim, row, hidden);
+  if (config.qkv_bias) {
+    const Vector bias = placer.vector(joint + "bias", row);
+    const float* const data = bias.data;
+    weights.latent_bias = {data, net.kv_rank};
+    weights.rope_bias = {data == nullptr ? nullptr : data + net.kv_rank, net.rope_dim};
+  }
+  weights.kv_norm = placer.vector(at + "kv_a_layernorm.weight", net.kv_rank);
+  const Checkpoint::LatentHead head{.layer = layer_at,
+                                    .heads = heads,
+                                    .nope_dim = net.nope_dim,
+                                    .value_dim = net.value_dim,
+                                    .kv_rank = net.kv_rank};
+  weights.keys = placer.latent_keys(head);
+  weights.values = placer.latent_values(head);
+  layer.o = placer.matrix(at + "o_proj.weight", hidden, heads * net.value_dim);
+  if (config.o_bias) layer.o_bias = placer.vector(at + "o_proj.bias", hidden);
+}
+
 /// at: "model.layers.0." and the name of attention.
 void place_attention(Placer& placer, const ModelConfig& config, const Family& family,
                      const std::string& at, std::int64_t l, LayerWeights& layer) {
@@ -314,7 +356,9 @@ Weights place(Placer& placer, const ModelConfig& config) {
     layer.attention_norm = norm(at, family.norms.after_attention, hidden);
     if (has_mlp) layer.mlp_norm = norm(mlp_at, family.norms.before_mlp, hidden);
     if (has_mlp) layer.mlp_output_norm = norm(mlp_at, family.norms.after_mlp, hidden);
-    if (config.attention.is_attention(l)) {
+    if (config.latent.kv_rank > 0) {
+      place_latent(placer, config, at, layer);
+    } else if (config.attention.is_attention(l)) {
       place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention), l,
                       layer);
     } else if (config.mamba.heads > 0) {

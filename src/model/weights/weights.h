@@ -32,7 +32,9 @@ struct MixtureWeights {
   // With ExpertMixture::own_norms. [hidden]: what the router reads, with its factors; what the
   // experts read and give; what the MLP gives. [experts]: factors of the weights of experts.
   Vector router_norm, input_norm, output_norm, mlp_output_norm, expert_scales;
-  // Of the expert that all tokens share. shared_weight: [1, hidden], never rounded.
+  Vector choice_bias;  // [experts], ExpertMixture::sigmoid; empty: none
+  // Of the expert that all tokens share. shared_weight: [1, hidden], never rounded; no elements:
+  // ExpertMixture::shared_gate is false.
   Matrix shared_weight, shared_gate, shared_up, shared_down;
 
   bool empty() const { return gate.data.empty(); }
@@ -69,6 +71,19 @@ struct ConvolutionWeights {
   bool empty() const { return kernel.empty(); }
 };
 
+/// In place of the projections to q, k and v (LatentAttention).
+struct LatentWeights {
+  Matrix q_latent;                         // [q_rank, hidden]; no elements: there is none
+  Vector q_latent_bias, q_norm;            // [q_rank]; empty: none
+  Matrix q;                                // [q_heads * query_dim, q_rank or hidden]
+  Matrix latent, rope_key;                 // [kv_rank, hidden], [rope_dim, hidden]
+  Vector latent_bias, rope_bias, kv_norm;  // [kv_rank], [rope_dim], [kv_rank]; biases empty: none
+  ExpertMatrices keys;                     // of each head: [kv_rank, nope_dim]
+  ExpertMatrices values;                   // of each head: [value_dim, kv_rank]
+
+  bool empty() const { return kv_norm.empty(); }
+};
+
 struct LayerWeights {
   // [hidden]; empty: none. What attention and MLP read, and what they give.
   Vector input_norm, attention_norm, mlp_norm, mlp_output_norm;
@@ -76,6 +91,7 @@ struct LayerWeights {
   DeltaWeights delta;
   MambaWeights mamba;
   ConvolutionWeights convolution;
+  LatentWeights latent;                   // empty: the layer has the q, k and v that follow
   Matrix q, k, v, o;                      // q: with ModelConfig::output_gate twice as wide
   Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
   Vector q_norm, k_norm;                  // [head_dim], or the width of q and of k; empty: none
