@@ -235,7 +235,7 @@ struct ModelConfig {
   bool value_norm = false;    ///< RMSNorm without weights on v, over each head (Gemma 4)
   /// In layers without a sliding window there is no projection to v: the values are what the
   /// projection to k gives, before its norm (Gemma 4's attention_k_eq_v).
-  bool keys_are_values = false;
+  bool values_from_keys = false;
   bool qk_norm_whole = false;  ///< that norm is over all heads of a token at once (OLMo 2)
   /// The output of attention is multiplied by a sigmoid of a gate (Qwen3-Next; Qiu et al. 2025,
   /// arXiv 2505.06708). The projection to q gives the gate behind each query head.

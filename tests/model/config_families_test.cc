@@ -250,7 +250,7 @@ TEST_F(ConfigFamilies, LayersOfGemma4WithoutAWindowHaveHeadsOfTheirOwn) {
   EXPECT_EQ(shape.window_of(29), 0);
   EXPECT_EQ(shape.scale, 1);
   EXPECT_TRUE(config.value_norm && config.layer_scale);
-  EXPECT_FALSE(config.keys_are_values);
+  EXPECT_FALSE(config.values_from_keys);
   EXPECT_EQ(config.layer_inputs.size, 256);
   EXPECT_EQ(config.sliding_rotary(), 256);
   EXPECT_EQ(config.sliding_rope_theta, 1e4);

@@ -503,13 +503,13 @@ TEST_F(Gguf, Gemma4sFilesSayTheHeadsOfEachKindOfLayer) {
   EXPECT_EQ(shared.intermediate_size_of(2), 32);
   EXPECT_EQ(shared.intermediate_size_of(3), 64);
   EXPECT_EQ(shared.layer_inputs.size, 32);
-  EXPECT_FALSE(shared.keys_are_values);
+  EXPECT_FALSE(shared.values_from_keys);
   EXPECT_EQ(shared.rope_scaling.kind, RopeScaling::Kind::frequency_factors);
   const ModelConfig mixed = ModelConfig::load(fixtures / "gguf-gemma4-moe/model.gguf");
   EXPECT_TRUE(mixed.warnings.empty()) << mixed.warnings.front();
   EXPECT_EQ(mixed.attention.kv_heads, 1);
   EXPECT_EQ(mixed.attention.sliding_kv_heads, 2);
-  EXPECT_TRUE(mixed.keys_are_values);
+  EXPECT_TRUE(mixed.values_from_keys);
   EXPECT_EQ(mixed.mixture.experts, 6);
   EXPECT_EQ(mixed.mixture.per_token, 2);
   EXPECT_EQ(mixed.layer_inputs.size, 0);

@@ -88,7 +88,7 @@ std::int64_t attention_parameters(const ModelConfig& config, std::int64_t l) {
   const std::int64_t dim = shape.head_dim_of(l);
   const std::int64_t q = shape.q_heads * dim;
   const std::int64_t k = shape.has_rows(l) ? shape.kv_heads_of(l) * dim : 0;
-  const std::int64_t kv = config.keys_are_values && shape.window_of(l) == 0 ? k : 2 * k;
+  const std::int64_t kv = config.values_from_keys && shape.window_of(l) == 0 ? k : 2 * k;
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t q_outputs = config.output_gate ? 2 * q : q;
   std::int64_t layer = hidden * (q_outputs + kv) + q * hidden;  // q, k, v, output projections

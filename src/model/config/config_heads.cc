@@ -65,7 +65,7 @@ std::vector<Heads> heads_of_layers(const JsonObject& root, const std::filesystem
 
 /// Heads of the layers without a window.
 Heads global_heads(const JsonObject& root, const std::filesystem::path& file, const Family& family,
-                   const AttentionShape& attention, bool keys_are_values) {
+                   const AttentionShape& attention, bool values_from_keys) {
   const Heads whole{attention.kv_heads, attention.head_dim};
   constexpr const char* each = "per_layer_config";
   if (const Json* given = root.find(each); given != nullptr && !given->empty()) {
@@ -83,7 +83,7 @@ Heads global_heads(const JsonObject& root, const std::filesystem::path& file, co
   constexpr const char* dim_key = "global_head_dim";
   Heads global = whole;
   global.head_dim = root.integer(dim_key, 2, most_head_dim, family.global_head_dim);
-  if (keys_are_values && root.find(heads_key) != nullptr)
+  if (values_from_keys && root.find(heads_key) != nullptr)
     global.kv_heads = root.integer(heads_key, 1, most_heads);
   check_heads(root, heads_key, dim_key, global, attention.q_heads);
   return global;
@@ -126,8 +126,8 @@ void read_global_heads(const JsonObject& root, const std::filesystem::path& file
     root.unsupported(both_ways, "attention to a token itself and to earlier ones (\"vision\")");
   // transformers makes the last layer one of full attention, whatever layer_types says of it.
   if (!attention.sliding_window.empty()) attention.sliding_window.back() = 0;
-  config.keys_are_values = root.flag("attention_k_eq_v", false);
-  const Heads global = global_heads(root, file, family, attention, config.keys_are_values);
+  config.values_from_keys = root.flag("attention_k_eq_v", false);
+  const Heads global = global_heads(root, file, family, attention, config.values_from_keys);
   attention.sliding_kv_heads = attention.kv_heads;
   attention.sliding_head_dim = attention.head_dim;
   attention.kv_heads = global.kv_heads;

@@ -290,7 +290,7 @@ void place_attention(Placer& placer, const ModelConfig& config, const Family& fa
     for (const char* unused : {"k_proj", "v_proj", "k_norm"})
       placer.leave(fmt::format("{}{}.weight", at, unused));
   }
-  const bool has_values = has_rows && !(config.keys_are_values && shape.window_of(l) == 0);
+  const bool has_values = has_rows && !(config.values_from_keys && shape.window_of(l) == 0);
   const std::int64_t q_outputs = config.output_gate ? 2 * q_size : q_size;
   if (family.fused_qkv) {
     const std::int64_t all = q_size + 2 * kv_size;
