@@ -9,17 +9,18 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr std::int64_t page = 4096;
+constexpr std::int64_t page_bytes = 4096;
 
 /// Every page is written to, so that it is there; what is there already stays.
 void commit(std::byte* data, std::int64_t bytes) {
   // Alone: a caller may hold a device's lock.
-  parallel_for_alone((bytes + page - 1) / page, 4096, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      auto* byte = reinterpret_cast<volatile unsigned char*>(data + i * page);
-      *byte = *byte;
-    }
-  });
+  parallel_for_alone(
+      (bytes + page_bytes - 1) / page_bytes, 4096, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          auto* byte = reinterpret_cast<volatile unsigned char*>(data + i * page_bytes);
+          *byte = *byte;
+        }
+      });
 }
 
 }  // namespace

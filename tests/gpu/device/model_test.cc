@@ -61,14 +61,16 @@ Error error_of(std::span<const float> got, std::span<const float> want) {
   return {std::sqrt(off_squares / squares), worst / largest};
 }
 
-/// Layers may enlarge errors: twice the typical error is allowed. The worst of thousands of errors
+/// Layers may enlarge errors: twice the typical error is allowed, and three times that of Gated
+/// DeltaNet layers, which normalise what each head gives. The worst of thousands of errors
 /// is four times the typical one and more, the largest number wanted about four times a typical
 /// number: twice that. (With bf16 operands imitated in PyTorch the typical error of the two-layer
-/// checkpoints is 0.5 to 1.0 %, with 1.6 % allowed, and the worst 0.6 to 2.2 %, with 3.2 %.)
+/// checkpoints is 0.5 to 1.0 %, with 1.6 % allowed, and the worst 0.6 to 2.2 %, with 3.2 %. That of
+/// Qwen3.5's four layers is 1.6 %.)
 void expect_close(std::span<const float> got, std::span<const float> want,
                   const ModelConfig& config, const std::string& what) {
   const Error error = error_of(got, want);
-  const double allowed = 2 * typical_error(config);
+  const double allowed = (config.delta.key_heads > 0 ? 3 : 2) * typical_error(config);
   std::cout << what << ": typically off by " << error.typical << " (" << allowed
             << " allowed), at worst by " << error.worst << " (" << 2 * allowed << " allowed)\n";
   EXPECT_LE(error.typical, allowed) << what;
