@@ -285,7 +285,7 @@ TEST_F(ExpertCheckpoints, WhatIsMissingOrOfAnotherShapeIsNamed) {
                             {"experts.5.down_proj.weight", "has shape [16, 64]", "[32, 32]"});
   expect_refused<Unsupported>(
       "qwen3-moe", [&](FileTensors& t) { t[at + "experts.2.gate_proj.weight"].dtype = "F16"; },
-      {"experts of one layer differ", "number 2"});
+      {"experts or heads of one layer differ", "number 2"});
   expect_refused<FileError>("gpt-oss",
                             [&](FileTensors& t) { t.erase("model.layers.1.self_attn.sinks"); },
                             {"has no tensor", "self_attn.sinks"});
