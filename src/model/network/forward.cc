@@ -136,7 +136,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.hidden, chunk * config.hidden_size, op);
   const LatentAttention& latent = config.latent;
   if (latent.kv_rank > 0) lay_out_latent(latent, shape.q_heads, op, chunk, place, out);
-  const std::int64_t head_width = latent.kv_rank > 0 ? latent.value_dim : shape.head_dim;
+  const std::int64_t head_width = latent.kv_rank > 0 ? latent.value_dim : shape.widest_head();
   place(out.heads, chunk * shape.q_heads * head_width, op);
   lay_out_mlp(config, op, chunk, place, out);
   if (config.mixture.own_norms) place(out.mixed, chunk * config.hidden_size, f32);
