@@ -352,4 +352,12 @@ VARIANTS = {
                         topk_method="group_limited_greedy", n_group=4, topk_group=2,
                         first_k_dense_replace=1, routed_scaling_factor=4.0,
                         rope_parameters=theta(10000.0)),
+    # Layers with a window whose heads are wider than those of the others, and MLPs smaller than either.
+    "gemma4-wide-window": dict(model_type="gemma4_text", tokens=32, dtype=torch.bfloat16, hidden_size=32,
+                               intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
+                               num_key_value_heads=2, head_dim=64, global_head_dim=16,
+                               num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=12,
+                               hidden_size_per_layer_input=0, tie_word_embeddings=True, pad_token_id=0,
+                               layer_types=["sliding_attention", "full_attention"],
+                               rope_parameters=GEMMA4_ROPE),
 }
