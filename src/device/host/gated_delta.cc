@@ -8,21 +8,17 @@
 #include "src/core/threads/threads.h"
 #include "src/device/gated_delta.h"
 #include "src/device/host/convolved_inputs.h"
+#include "src/device/host/recurrent_step.h"
 
 namespace topkv {
 namespace {
 
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
 }  // namespace
 
 void gated_delta_on_host(const GatedDeltaNet& net, const GatedDeltaStep& given) {
-  GatedDeltaStep step = given;
-  if (step.states != nullptr) {
-    step.state = step.states[0];
-    step.next_state = const_cast<float*>(step.states[1]);
-  }
+  const GatedDeltaStep step = placed(given);
   const std::int64_t width = net.qkv_width();
   const std::int64_t heads = net.value_heads;
   float* const mixed = step.room;

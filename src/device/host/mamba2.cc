@@ -7,20 +7,12 @@
 #include "src/core/math/gated_delta.h"
 #include "src/core/threads/threads.h"
 #include "src/device/host/convolved_inputs.h"
+#include "src/device/host/recurrent_step.h"
 
 namespace topkv {
-namespace {
-
-float softplus_of(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
-}  // namespace
 
 void mamba2_on_host(const Mamba2& net, const Mamba2Step& given) {
-  Mamba2Step step = given;
-  if (step.states != nullptr) {
-    step.state = step.states[0];
-    step.next_state = const_cast<float*>(step.states[1]);
-  }
+  const Mamba2Step step = placed(given);
   const std::int64_t width = net.input_width();
   const std::int64_t before = net.kernel - 1;
   float* const mixed = step.room;
@@ -35,7 +27,7 @@ void mamba2_on_host(const Mamba2& net, const Mamba2Step& given) {
       convolve_silu(rows.data(), step.kernel, step.bias, net.kernel, width, mixed + t * width);
       for (std::int64_t h = 0; h < net.heads; ++h) {
         const std::int64_t at = t * net.heads + h;
-        rates[at] = softplus_of(step.dt[at] + step.time_bias[h]);
+        rates[at] = softplus(step.dt[at] + step.time_bias[h]);
         decays[at] = std::exp(step.fading[h] * rates[at]);
       }
     }

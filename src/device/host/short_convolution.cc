@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "src/core/threads/threads.h"
+#include "src/device/host/recurrent_step.h"
 
 namespace topkv {
 namespace {
@@ -17,11 +18,7 @@ void add_products(const float* weights, const float* a, const float* b, std::int
 }  // namespace
 
 void short_convolution_on_host(const ShortConvolution& net, const ShortConvolutionStep& given) {
-  ShortConvolutionStep step = given;
-  if (step.states != nullptr) {
-    step.state = step.states[0];
-    step.next_state = const_cast<float*>(step.states[1]);
-  }
+  const ShortConvolutionStep step = placed(given);
   const std::int64_t width = net.width;
   const std::int64_t before = net.kernel - 1;
   const auto b_of = [&](std::int64_t token) { return step.bcx + token * net.input_width(); };
