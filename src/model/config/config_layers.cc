@@ -168,7 +168,9 @@ void read_convolution_layers(const JsonObject& root, const Family& family, Model
       config);
 }
 
-/// transformers clamps dt to these two numbers; no published model has other ones.
+/// dt is not clamped here: a file that wants it clamped is refused. (Nemotron-H in transformers
+/// does not read the key. There a call of many tokens clamps dt to time_step_min, one of a token
+/// does not.)
 void check_time_step_limit(const JsonObject& root) {
   constexpr const char* key = "time_step_limit";
   const Json* limit = root.find(key);

@@ -338,6 +338,13 @@ class Translator {
     return !recurrent_.empty() && recurrent_[static_cast<std::size_t>(layer)];
   }
 
+  /// Throws FileError if the value of a key is no multiple of so many parts.
+  void check_multiple(const char* key, std::int64_t value, std::int64_t count,
+                      std::string_view parts) const {
+    if (value % count != 0)
+      file_.fail(prefix_ + key, fmt::format("a multiple of the {} {}", count, parts));
+  }
+
   /// The sizes of Mamba-2 layers, and which layers they are.
   void read_mamba() {
     const FamilyMamba& own = family_.mamba;
@@ -346,15 +353,9 @@ class Translator {
     };
     const std::int64_t heads = number("ssm.time_step_rank", 1, most_mamba_heads);
     const std::int64_t groups = number("ssm.group_count", 1, most_mamba_heads);
-    if (heads % groups != 0) {
-      file_.fail(prefix_ + "ssm.time_step_rank",
-                 fmt::format("a multiple of the {} groups (ssm.group_count)", groups));
-    }
+    check_multiple("ssm.time_step_rank", heads, groups, "groups (ssm.group_count)");
     const std::int64_t width = number("ssm.inner_size", 1, heads * most_mamba_head_dim);
-    if (width % heads != 0) {
-      file_.fail(prefix_ + "ssm.inner_size",
-                 fmt::format("a multiple of the {} heads (ssm.time_step_rank)", heads));
-    }
+    check_multiple("ssm.inner_size", width, heads, "heads (ssm.time_step_rank)");
     config_[std::string(own.heads)] = heads;
     config_[std::string(own.head_dim)] = width / heads;
     config_[std::string(own.groups)] = groups;
@@ -412,16 +413,9 @@ class Translator {
     };
     const std::int64_t key_heads = number("ssm.group_count", 1, most_delta_heads);
     const std::int64_t value_heads = number("ssm.time_step_rank", 1, most_delta_heads);
-    if (value_heads % key_heads != 0) {
-      file_.fail(prefix_ + "ssm.time_step_rank",
-                 fmt::format("a multiple of the {} heads of keys (ssm.group_count)", key_heads));
-    }
+    check_multiple("ssm.time_step_rank", value_heads, key_heads, "heads of keys (ssm.group_count)");
     const std::int64_t values = number("ssm.inner_size", 1, value_heads * most_delta_value_dim);
-    if (values % value_heads != 0) {
-      file_.fail(
-          prefix_ + "ssm.inner_size",
-          fmt::format("a multiple of the {} heads of values (ssm.time_step_rank)", value_heads));
-    }
+    check_multiple("ssm.inner_size", values, value_heads, "heads of values (ssm.time_step_rank)");
     config_["linear_num_key_heads"] = key_heads;
     config_["linear_num_value_heads"] = value_heads;
     config_["linear_key_head_dim"] = number("ssm.state_size", 1, most_delta_key_dim);

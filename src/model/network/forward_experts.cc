@@ -3,7 +3,6 @@
 
 namespace topkv {
 
-// No family with experts normalises what they give.
 void Forward::mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
                   float* x) {
   choose_experts(w, operand, tokens);
