@@ -34,7 +34,11 @@ template <class T>
 __device__ __forceinline__ void store_rows(const AttentionTask& task, const RowTile& rows,
                                            const Running<T>& running) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  const WarpPlace<T> warp;
+  const int warp_row = warp.part * 16 * T::frags;
+  // The lanes of a row, in all warps that split its columns, have read the old lse before one
+  // writes the new.
+  const auto sync = [] { T::column_warps > 1 ? __syncthreads() : __syncwarp(); };
 #pragma unroll
   for (int f = 0; f < T::frags; ++f) {
 #pragma unroll
@@ -46,15 +50,15 @@ __device__ __forceinline__ void store_rows(const AttentionTask& task, const RowT
       const float lse = row_lse(task, running.max[f][half], sum);
       const float inverse = sum > 0.0F ? 1.0F / sum : 0.0F;
       const Weights weights = merge_weights(task.merge ? task.lse[head] : -INFINITY, lse);
-      __syncwarp();  // the four lanes of a row have read the old lse before one writes the new
+      sync();
       if (!valid) continue;
+      const std::int64_t at = head * T::head_dim + warp.columns * T::warp_columns + lane % 4 * 2;
 #pragma unroll
-      for (int d = 0; d < T::head_dim / 8; ++d) {
-        store_pair(task, head * T::head_dim + d * 8 + lane % 4 * 2,
-                   running.out[f][d][half * 2] * inverse, running.out[f][d][half * 2 + 1] * inverse,
-                   weights);
+      for (int d = 0; d < T::warp_columns / 8; ++d) {
+        store_pair(task, at + d * 8, running.out[f][d][half * 2] * inverse,
+                   running.out[f][d][half * 2 + 1] * inverse, weights);
       }
-      if (lane % 4 == 0) task.lse[head] = weights.lse;
+      if (lane % 4 == 0 && warp.columns == 0) task.lse[head] = weights.lse;
     }
   }
 }
@@ -67,12 +71,13 @@ __device__ __forceinline__ void merge_and_store(const AttentionTask& task, const
                                                 int rank, int ranks) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  __syncthreads();  // all are done with K and V
-  write_partial<T>(running, partials + warp * T::partial_floats);
+  __syncthreads();  // all are done with Q, K and V
+  write_partial<T>(running, partials + WarpPlace<T>().part * T::partial_floats);
   __syncthreads();
 
-  float* block_partial = partials + T::key_warps * T::partial_floats;
-  for (int row = warp; row < T::tile_rows; row += T::key_warps) {
+  // A lane writes only what it alone has read.
+  float* block_partial = partials;
+  for (int row = warp; row < T::tile_rows; row += T::warps) {
     const auto of_warp = [&](int i) { return partials + i * T::partial_floats; };
     const RowMerge<T, decltype(of_warp)> merged(of_warp, T::key_warps, row, task.scale_log2);
     for (int begin = 0; begin < T::head_dim; begin += 128) {
@@ -99,7 +104,7 @@ __device__ __forceinline__ void merge_and_store(const AttentionTask& task, const
   const auto of_rank = [&](int) { return block_partial; };
 #endif
   sync();
-  for (int row = rank * T::key_warps + warp; row < rows.rows; row += ranks * T::key_warps) {
+  for (int row = rank * T::warps + warp; row < rows.rows; row += ranks * T::warps) {
     const RowMerge<T, decltype(of_rank)> merged(of_rank, ranks, row, task.scale_log2);
     const std::int64_t head = rows.head_index(row, task);
     const float lse = row_lse(task, merged.max, merged.weight);
@@ -138,8 +143,7 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     const int ranks = static_cast<int>(gridDim.z);
     run_tiles<T>(task, rows, shared_address(shared), rank, ranks, running);
     sum_lanes<T>(running);
-    merge_and_store<T>(task, rows, running, reinterpret_cast<float*>(shared + T::query_bytes), rank,
-                       ranks);
+    merge_and_store<T>(task, rows, running, reinterpret_cast<float*>(shared), rank, ranks);
   } else {
     run_tiles<T>(task, rows, shared_address(shared), 0, 1, running);
     sum_lanes<T>(running);
@@ -210,11 +214,21 @@ void launch(const AttentionTask& task, std::int64_t head_dim, std::int64_t kv_he
     case 128:
       return few ? launch<AttentionTiling<128, 1, 1, 4, 64, 2>>(task, kv_heads, stream)
                  : launch<AttentionTiling<128, 2, 4, 1, 64, 2>>(task, kv_heads, stream);
-    default:
+    case 256:
       return few ? launch<AttentionTiling<256, 1, 1, 2, 32, 2>>(task, kv_heads, stream)
                  : launch<AttentionTiling<256, 1, 4, 1, 32, 2>>(task, kv_heads, stream);
+    case 512:
+      return few ? launch<AttentionTiling<512, 1, 1, 1, 16, 2, 2>>(task, kv_heads, stream)
+                 : launch<AttentionTiling<512, 1, 2, 1, 16, 2, 2>>(task, kv_heads, stream);
+    default:
+      constexpr Values values = Values::are_keys;
+      return few ? launch<AttentionTiling<576, 1, 1, 2, 32, 2, 2, values>>(task, kv_heads, stream)
+                 : launch<AttentionTiling<576, 1, 2, 1, 16, 2, 2, values>>(task, kv_heads, stream);
   }
 }
+
+constexpr const char* known_head_dims = "64, 80, 96, 128, 256 or 512";
+constexpr const char* with_keys_that_are_values = ", or 576 if keys are values";
 
 int clamped(std::int64_t position) {
   return static_cast<int>(std::clamp(position, -max_rows, max_rows));
@@ -227,9 +241,9 @@ float cap_rate(const AttentionShape& shape) {
 void check(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
            const DeviceRows& rows) {
   const float scale = shape.softmax_scale();
-  if (!attention_supports(queries.head_dim)) {
+  if (!attention_supports(queries.head_dim, shape.keys_are_values)) {
     throw Unsupported("CUDA attention: head_dim is " + std::to_string(queries.head_dim) +
-                      ", expected 64, 80, 96, 128 or 256");
+                      ", expected " + known_head_dims + with_keys_that_are_values);
   }
   if (shape.kv_heads <= 0 || shape.kv_heads > 65535 || queries.heads % shape.kv_heads != 0) {
     throw InvalidArgument("CUDA attention: " + std::to_string(queries.heads) +
@@ -264,18 +278,19 @@ void check_heads(const AttentionShape& shape) {
 
 void check_supported(const AttentionShape& shape) {
   check_heads(shape);
-  if (attention_supports(shape.head_dim)) {
-    if (!shape.keys_are_values) return;
-    throw Unsupported(
-        "rows whose key is their value (multi-head latent attention) on a CUDA device; known are "
-        "rows of K and V: use the CPU (--device cpu)");
+  if (!attention_supports(shape.head_dim, shape.keys_are_values)) {
+    throw Unsupported("head_dim " + std::to_string(shape.head_dim) +
+                      " on a CUDA device; known are " + known_head_dims);
   }
-  throw Unsupported("head_dim " + std::to_string(shape.head_dim) +
-                    " on a CUDA device; known are 64, 80, 96, 128, 256");
+  if (!shape.keys_are_values) return;
+  throw Unsupported(
+      "rows whose key is their value (multi-head latent attention) on a CUDA device; known are "
+      "rows of K and V: use the CPU (--device cpu)");
 }
 
-bool attention_supports(std::int64_t head_dim) {
-  return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+bool attention_supports(std::int64_t head_dim, bool keys_are_values) {
+  return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256 ||
+         head_dim == 512 || (head_dim == 576 && keys_are_values);
 }
 
 void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
@@ -291,12 +306,12 @@ void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries
   AttentionTask task{};
   task.queries = queries.data;
   task.keys = rows.keys;
-  task.values = rows.values;
+  task.values = shape.keys_are_values ? rows.keys : rows.values;
   task.out = partial.out;
   task.lse = partial.lse;
   task.head_stride = rows.head_stride;
   task.keys_behind = rows.keys_behind;
-  task.values_behind = rows.values_behind;
+  task.values_behind = shape.keys_are_values ? rows.keys_behind : rows.values_behind;
   task.stride_behind = rows.stride_behind;
   task.rows = queries.tokens * group;
   task.group = static_cast<int>(group);

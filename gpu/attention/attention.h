@@ -42,7 +42,7 @@ struct DeviceVisibility {
 enum class Into : bool { overwrite, merge };
 
 /// Whether attend() has a kernel for this head dim.
-bool attention_supports(std::int64_t head_dim);
+bool attention_supports(std::int64_t head_dim, bool keys_are_values);
 
 /// Throws Unsupported for layers whose heads differ in number or width.
 void check_heads(const AttentionShape& shape);
@@ -56,7 +56,8 @@ void check_supported(const AttentionShape& shape);
 /// without a kernel. Throws InvalidArgument unless scale > 0, softcap >= 0, split >= 0 and all
 /// counts are at most 2^30. Throws Error when the launch fails.
 ///
-/// shape: gives KV heads, scale and softcap.
+/// shape: gives KV heads, scale, softcap and keys_are_values. If keys are values, the values of
+/// `rows` are not read.
 void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
             const DeviceRows& rows, const DeviceVisibility& visible, const PartialView& partial,
             Into into, cudaStream_t stream);

@@ -6,6 +6,9 @@
 // are many rows, the warps split the rows. If there are few, the warps split the keys of each tile,
 // and merge at the end. The blocks of a cluster may also split the key tiles. K and V are copied
 // one tile before their use.
+//
+// The registers of a warp do not hold the results of heads of more than 256 dims. Several warps
+// then share rows and keys. Each computes all scores of its rows, and a part of the columns of V.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -43,8 +46,14 @@ struct AttentionTask {
   bool merge;
 };
 
-/// frags: 16-row fragments of a warp. Shared memory holds the queries and two stages of K and V.
-template <int head_dim_, int frags_, int row_warps_, int key_warps_, int tile_keys_, int residency>
+/// Where the values of a tile lie in shared memory: behind its keys, or there are none apart from
+/// the keys.
+enum class Values : bool { behind_keys, are_keys };
+
+/// frags: 16-row fragments of a warp. column_warps: the warps that share rows and keys, and split
+/// the columns of V. Shared memory holds the queries and two stages of K and V.
+template <int head_dim_, int frags_, int row_warps_, int key_warps_, int tile_keys_, int residency,
+          int column_warps_ = 1, Values values_ = Values::behind_keys>
 struct AttentionTiling {
   static constexpr int head_dim = head_dim_;
   static constexpr int frags = frags_;
@@ -52,32 +61,38 @@ struct AttentionTiling {
   static constexpr int key_warps = key_warps_;
   static constexpr int tile_keys = tile_keys_;
   static constexpr int blocks_per_sm = residency;
-  static constexpr int threads = 32 * row_warps * key_warps;
+  static constexpr int column_warps = column_warps_;
+  static constexpr bool has_values = values_ == Values::behind_keys;
+  static constexpr int warps = row_warps * key_warps * column_warps;
+  static constexpr int threads = 32 * warps;
+  static constexpr int warp_columns = head_dim / column_warps;
   static constexpr int tile_rows = 16 * frags * row_warps;
   static constexpr int warp_keys = tile_keys / key_warps;
-  static constexpr bool splits_keys = key_warps > 1;
+  static constexpr bool splits_keys = row_warps == 1;
 
   using Shared = SharedRows<head_dim>;
   static constexpr int query_bytes = tile_rows * Shared::row_bytes;
   static constexpr int tile_bytes = tile_keys * Shared::row_bytes;
-  static constexpr int shared_bytes = query_bytes + 4 * tile_bytes;
+  static constexpr int stage_bytes = (has_values ? 2 : 1) * tile_bytes;
+  static constexpr int shared_bytes = query_bytes + 2 * stage_bytes;
 
-  /// Partials of the key warps and of the block. They use the memory of K and V after the last
-  /// tile: sums [tile_rows, sum_stride], maxima [tile_rows], weights [tile_rows].
+  /// Partials of the key warps, the first of which becomes the block's. They use all shared memory
+  /// after the last tile: sums [tile_rows, sum_stride], maxima [tile_rows], weights [tile_rows].
   static constexpr int sum_stride = head_dim + 8;  // so that 4 rows of float2 lie in other banks
   static constexpr int partial_floats = tile_rows * (sum_stride + 2);
-  static_assert(!splits_keys || (row_warps == 1 && frags == 1 && key_warps <= 32));
-  static_assert(!splits_keys || (key_warps + 1) * partial_floats * 4 <= 4 * tile_bytes);
+  static_assert(splits_keys ? frags == 1 && key_warps <= 32 : key_warps == 1);
+  static_assert(!splits_keys || key_warps * partial_floats * 4 <= shared_bytes);
+  static_assert(head_dim % column_warps == 0 && warp_columns % 16 == 0);
   static_assert(warp_keys % 16 == 0);
   static_assert(tile_keys * Shared::chunks % threads == 0);
   static_assert(shared_bytes <= 99 * 1024, "what a block of sm_86, sm_89 and sm_120 may have");
 };
 
-/// A warp's running softmax, for rows lane / 4 and lane / 4 + 8 of each fragment. `sum` covers only
-/// this lane's columns; `max` is the maximum of unscaled scores.
+/// A warp's running softmax, for rows lane / 4 and lane / 4 + 8 of each fragment. `out` has the
+/// warp's columns. `sum` covers only this lane's keys; `max` is the maximum of unscaled scores.
 template <class T>
 struct Running {
-  float out[T::frags][T::head_dim / 8][4];
+  float out[T::frags][T::warp_columns / 8][4];
   float max[T::frags][2];
   float sum[T::frags][2];
 };
@@ -109,6 +124,14 @@ struct KeyTiles {
   __device__ __forceinline__ int operator[](int i) const {
     return i < sinks ? i : i - sinks + window;
   }
+};
+
+/// The place of this thread's warp: which of the warps that split the columns, and which of those
+/// that split rows or keys.
+template <class T>
+struct WarpPlace {
+  int columns = static_cast<int>(threadIdx.x) / 32 % T::column_warps;
+  int part = static_cast<int>(threadIdx.x) / 32 / T::column_warps;
 };
 
 struct Bounds {
@@ -151,7 +174,8 @@ __device__ __forceinline__ void copy_tile(const AttentionTask& task, int kv_head
         (behind ? back : front) + static_cast<std::int64_t>(number) * T::head_dim + chunk * 8;
     const std::uint32_t to = stage + T::Shared::offset(row, chunk);
     copy_async(to, (behind ? task.keys_behind : task.keys) + from, valid);
-    copy_async(to + T::tile_bytes, (behind ? task.values_behind : task.values) + from, valid);
+    if constexpr (T::has_values)
+      copy_async(to + T::tile_bytes, (behind ? task.values_behind : task.values) + from, valid);
   }
 }
 
@@ -280,7 +304,7 @@ __device__ __forceinline__ void raise_max(const AttentionTask& task,
     for (int half = 0; half < 2; ++half) {
       running.sum[f][half] *= shrink[f][half];
 #pragma unroll
-      for (int d = 0; d < T::head_dim / 8; ++d) {
+      for (int d = 0; d < T::warp_columns / 8; ++d) {
         running.out[f][d][half * 2] *= shrink[f][half];
         running.out[f][d][half * 2 + 1] *= shrink[f][half];
       }
@@ -311,7 +335,7 @@ __device__ __forceinline__ void multiply_values(const AttentionTask& task, std::
       }
     }
 #pragma unroll
-    for (int d = 0; d < T::head_dim / 8; d += 2) {
+    for (int d = 0; d < T::warp_columns / 8; d += 2) {
       std::uint32_t b[4];
       load_matrices_transposed(b, S::advance(values, d / 2) + n * 8 * S::row_bytes);
 #pragma unroll
@@ -332,9 +356,9 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
   using S = typename T::Shared;
   constexpr int key_frags = T::warp_keys / 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int warp_row = T::splits_keys ? 0 : warp * 16 * T::frags;
-  const int warp_key = T::splits_keys ? warp * T::warp_keys : 0;
+  const WarpPlace<T> warp;
+  const int warp_row = T::splits_keys ? 0 : warp.part * 16 * T::frags;
+  const int warp_key = T::splits_keys ? warp.part * T::warp_keys : 0;
 
   const int count = task.count;
   const int first = rows.token_of(0, task.group);
@@ -348,7 +372,8 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
   const std::uint32_t key_address =
       stages + S::offset(warp_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   const std::uint32_t value_address =
-      stages + T::tile_bytes + S::offset(warp_key + lane % 16, lane / 16);
+      stages + (T::has_values ? T::tile_bytes : 0) +
+      S::offset(warp_key + lane % 16, warp.columns * (T::warp_columns / 8) + lane / 16);
 
 #pragma unroll
   for (int f = 0; f < T::frags; ++f) {
@@ -358,7 +383,7 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
       running.sum[f][half] = 0.0F;
     }
 #pragma unroll
-    for (int d = 0; d < T::head_dim / 8; ++d) {
+    for (int d = 0; d < T::warp_columns / 8; ++d) {
 #pragma unroll
       for (float& x : running.out[f][d]) x = 0.0F;
     }
@@ -372,8 +397,7 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
     wait_copies();
     __syncthreads();  // the tile is here, and nobody reads the other stage any more
     if (i + ranks < tiles.count) {
-      copy_tile<T>(task, rows.kv_head, tiles[i + ranks], count,
-                   stages + (stage ^ (2 * T::tile_bytes)));
+      copy_tile<T>(task, rows.kv_head, tiles[i + ranks], count, stages + (stage ^ T::stage_bytes));
     }
     float scores[T::frags][key_frags][4];
     multiply_keys<T>(compute_here(query_address), key_address + stage, scores);
@@ -390,7 +414,7 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
     float offsets[T::frags][2];
     raise_max<T>(task, scores, running, offsets);
     multiply_values<T>(task, value_address + stage, scores, offsets, running);
-    stage ^= 2 * T::tile_bytes;
+    stage ^= T::stage_bytes;
   }
 }
 

@@ -13,18 +13,21 @@ __device__ __forceinline__ float row_lse(const AttentionTask& task, float max, f
   return sum > 0.0F ? max * task.scale + logf(sum) : -INFINITY;
 }
 
+/// Writes the partial of this warp's keys: its columns, and with the first columns the softmax.
 template <class T>
 __device__ __forceinline__ void write_partial(const Running<T>& running, float* partial) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const WarpPlace<T> warp;
+  float* sums = partial + warp.columns * T::warp_columns + lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + half * 8;
 #pragma unroll
-    for (int d = 0; d < T::head_dim / 8; ++d) {
-      *reinterpret_cast<float2*>(partial + row * T::sum_stride + d * 8 + lane % 4 * 2) =
+    for (int d = 0; d < T::warp_columns / 8; ++d) {
+      *reinterpret_cast<float2*>(sums + row * T::sum_stride + d * 8) =
           make_float2(running.out[0][d][half * 2], running.out[0][d][half * 2 + 1]);
     }
-    if (lane % 4 == 0) {
+    if (lane % 4 == 0 && warp.columns == 0) {
       float* max = partial + T::tile_rows * T::sum_stride;
       max[row] = running.max[0][half];
       max[T::tile_rows + row] = running.sum[0][half];

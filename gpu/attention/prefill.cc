@@ -27,6 +27,7 @@ namespace {
 constexpr std::int64_t largest_tile = 32768;        // rows
 constexpr std::int64_t cudnn_workspace = 32 << 20;  // bytes; shapes that want more are not for it
 constexpr std::int64_t cudnn_chunk = 1024;  // tokens from which on its launches and merges pay
+constexpr std::int64_t cudnn_dims = 256;    // of a head, at most
 constexpr std::int64_t in_flight = 2;       // chunks whose rows are on their way at a time
 
 /// Rows of a tile: large enough that a copy takes less time than the chunk's attention over it.
@@ -39,9 +40,9 @@ std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
   return std::min({longest, largest_tile, std::max<std::int64_t>(1024, 4 * chunk)});
 }
 
-/// Whether cuDNN is for these sizes; it does not cap scores.
+/// Whether cuDNN is for these sizes; it does not cap scores, and is not tested with wider heads.
 bool for_cudnn(const AttentionShape& shape, std::int64_t chunk) {
-  return chunk >= cudnn_chunk && shape.softcap == 0;
+  return chunk >= cudnn_chunk && shape.softcap == 0 && shape.head_dim <= cudnn_dims;
 }
 
 /// The number of queries that each token has: several with dual chunk attention.

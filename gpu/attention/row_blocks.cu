@@ -11,7 +11,7 @@ constexpr int block_elements = 32;  // one for each lane of a warp
 constexpr int warps = block / warp;
 constexpr std::int64_t learned_tokens = 1024;  // as RowStore has it
 constexpr std::int64_t least_learned = 256;
-constexpr int most_dims = 256;
+constexpr int most_dims = 576;
 
 __host__ __device__ constexpr int block_bytes(DType dtype) { return dtype == DType::q8 ? 34 : 20; }
 

@@ -52,7 +52,7 @@ void unpack_blocks(const std::byte* from, std::int64_t head_bytes, std::int64_t 
 
 /// Chooses the scales of channels from the first keys of a layer, [tokens, kv_heads, head_dim],
 /// less their bias (core/math/row_format.h). channels: [kv_heads, head_dim], receives the scales,
-/// or 1 if there are too few tokens. stored.channels is not read. REQUIRES: head_dim <= 256.
+/// or 1 if there are too few tokens. stored.channels is not read. REQUIRES: head_dim <= 576.
 void choose_channels(const float* keys, std::int64_t tokens, std::int64_t kv_heads,
                      std::int64_t head_dim, const StoredKeys& stored, float* channels,
                      cudaStream_t stream);

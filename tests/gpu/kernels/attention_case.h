@@ -34,6 +34,7 @@ inline std::vector<float> not_numbers(std::int64_t count) {
 
 struct Shape {
   std::int64_t head_dim = 64;
+  bool keys_are_values = false;  ///< the device is given no values
   std::int64_t kv_heads = 2;
   std::int64_t group = 3;
   std::int64_t tokens = 1;
@@ -57,7 +58,7 @@ class AttentionCase {
       : shape_(shape),
         queries_(reference::random_bf16(heads() * shape.head_dim, seed)),
         keys_(reference::random_bf16(row_elements(), seed + 1, shape.key_size)),
-        values_(reference::random_bf16(row_elements(), seed + 2)),
+        values_(shape.keys_are_values ? keys_ : reference::random_bf16(row_elements(), seed + 2)),
         device_queries_(to_bf16(queries_)),
         device_keys_(to_bf16(slotted(keys_))),
         device_values_(to_bf16(slotted(values_))),
@@ -77,7 +78,8 @@ class AttentionCase {
             .kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
             .scale = scale(),
-            .softcap = shape_.softcap};
+            .softcap = shape_.softcap,
+            .keys_are_values = shape_.keys_are_values};
   }
   topkv::QueryView<__nv_bfloat16> queries() const {
     return {.data = device_queries_.data(),
@@ -108,6 +110,7 @@ class AttentionCase {
       rows.values_behind = values_behind_.data() + skip * d;
       rows.stride_behind = (shape_.rows - shape_.split) * d;
     }
+    if (shape_.keys_are_values) rows.values = rows.values_behind = nullptr;
     return rows;
   }
 

@@ -13,10 +13,19 @@ using test::AttentionCase;
 using test::Shape;
 using topkv::gpu::Into;
 
-constexpr std::int64_t head_dims[] = {64, 80, 96, 128, 256};
+struct Heads {
+  std::int64_t dim;
+  bool are_values;  // keys are values
+};
+
+constexpr Heads all_heads[] = {{64, false},  {80, false},  {96, false}, {128, false},
+                               {256, false}, {512, false}, {64, true},  {576, true}};
+// One of each way in which a kernel's tiles lie in memory.
+constexpr Heads some_heads[] = {{64, false}, {80, false}, {256, false}, {512, false}, {576, true}};
 
 void expect_dense(const Shape& shape) {
-  SCOPED_TRACE(testing::Message() << "head_dim " << shape.head_dim << ", group " << shape.group
+  SCOPED_TRACE(testing::Message() << "head_dim " << shape.head_dim << ", keys are values "
+                                  << shape.keys_are_values << ", group " << shape.group
                                   << ", tokens " << shape.tokens << ", rows " << shape.rows);
   AttentionCase problem(shape);
   problem.attend(0, shape.rows, Into::overwrite);
@@ -25,26 +34,44 @@ void expect_dense(const Shape& shape) {
 
 TEST(GpuAttention, AllRowsAgreeWithFloat64ForEveryHeadDim) {
   TOPKV_NEEDS_GPU();
-  for (const std::int64_t head_dim : head_dims) {
+  for (const auto& [head_dim, are_values] : all_heads) {
     for (const std::int64_t tokens : {1, 2, 17, 130})
-      expect_dense({.head_dim = head_dim, .tokens = tokens, .rows = 200});
+      expect_dense(
+          {.head_dim = head_dim, .keys_are_values = are_values, .tokens = tokens, .rows = 200});
   }
 }
 
 TEST(GpuAttention, GroupsOfAnySizeAgreeWithFloat64) {
   TOPKV_NEEDS_GPU();
-  for (const std::int64_t group : {1, 3, 7, 16, 20}) {
-    for (const std::int64_t tokens : {1, 2, 17})
-      expect_dense({.head_dim = 128, .group = group, .tokens = tokens, .rows = 130});
+  for (const auto& [head_dim, are_values] : {Heads{128, false}, {512, false}, {576, true}}) {
+    for (const std::int64_t group : {1, 3, 7, 16, 20}) {
+      for (const std::int64_t tokens : {1, 2, 17}) {
+        expect_dense({.head_dim = head_dim,
+                      .keys_are_values = are_values,
+                      .group = group,
+                      .tokens = tokens,
+                      .rows = 130});
+      }
+    }
   }
 }
 
 TEST(GpuAttention, CountsAtTheEdgesOfTilesAgreeWithFloat64) {
   TOPKV_NEEDS_GPU();
-  for (const std::int64_t head_dim : head_dims) {
+  for (const auto& [head_dim, are_values] : all_heads) {
     for (const std::int64_t rows : {1, 15, 16, 31, 32, 33, 63, 64, 65, 127, 129, 1000}) {
-      expect_dense({.head_dim = head_dim, .kv_heads = 1, .group = 4, .tokens = 1, .rows = rows});
-      expect_dense({.head_dim = head_dim, .kv_heads = 1, .group = 1, .tokens = 70, .rows = rows});
+      expect_dense({.head_dim = head_dim,
+                    .keys_are_values = are_values,
+                    .kv_heads = 1,
+                    .group = 4,
+                    .tokens = 1,
+                    .rows = rows});
+      expect_dense({.head_dim = head_dim,
+                    .keys_are_values = are_values,
+                    .kv_heads = 1,
+                    .group = 1,
+                    .tokens = 70,
+                    .rows = rows});
     }
   }
 }
@@ -67,12 +94,14 @@ TEST(GpuAttention, NoRowsGiveTheEmptyPartialAndMergeAsNothing) {
 TEST(GpuAttention, CausalTokensSeeTheirPastWhereverTheRowsBegin) {
   TOPKV_NEEDS_GPU();
   constexpr std::int64_t far = std::int64_t{5} << 32;  // positions need 64 bits
-  for (const std::int64_t head_dim : {64, 128, 256}) {
+  for (const auto& [head_dim, are_values] : some_heads) {
     for (const std::int64_t tokens : {1, 20, 130}) {
       for (const std::int64_t first : {std::int64_t{0}, std::int64_t{77}, far}) {
         for (const std::int64_t row :
              {std::int64_t{0}, first, std::max<std::int64_t>(first - 40, 0), first + 10}) {
           const Shape shape{.head_dim = head_dim,
+                            .keys_are_values = are_values,
+                            .kv_heads = 1,
                             .tokens = tokens,
                             .rows = 150,
                             .first_token = first,
@@ -91,15 +120,16 @@ TEST(GpuAttention, CausalTokensSeeTheirPastWhereverTheRowsBegin) {
 
 TEST(GpuAttention, WindowAndSinksAreSeenAndNothingBetween) {
   TOPKV_NEEDS_GPU();
-  for (const std::int64_t head_dim : {64, 80, 256}) {
-    for (const std::int64_t tokens : {1, 40, 150}) {
+  for (const auto& [head_dim, are_values] : some_heads) {
+    for (const std::int64_t tokens : {1, 40, 100}) {
       for (const std::int64_t window : {1, 30, 64, 1000}) {
         for (const std::int64_t sinks : {0, 4, 70}) {
           const Shape shape{.head_dim = head_dim,
+                            .keys_are_values = are_values,
                             .kv_heads = 1,
                             .tokens = tokens,
-                            .rows = 600,
-                            .first_token = 600 - tokens,
+                            .rows = 300,
+                            .first_token = 300 - tokens,
                             .visible = {.causal = true, .window = window, .sinks = sinks}};
           SCOPED_TRACE(testing::Message()
                        << "tokens " << tokens << ", window " << window << ", sinks " << sinks);
@@ -136,9 +166,10 @@ TEST(GpuAttention, RowsOfARingAreFoundWhereverTheyWrap) {
 TEST(GpuAttention, RowsInTwoPlacesGiveTheBitsOfRowsInOne) {
   TOPKV_NEEDS_GPU();
   constexpr std::int64_t rows = 300;
-  for (const std::int64_t head_dim : head_dims) {
+  for (const auto& [head_dim, are_values] : all_heads) {
     for (const std::int64_t tokens : {1, 30, 150}) {
       Shape shape{.head_dim = head_dim,
+                  .keys_are_values = are_values,
                   .tokens = tokens,
                   .rows = rows,
                   .first_token = rows - tokens,
@@ -169,10 +200,11 @@ TEST(GpuAttention, PartialsOverPiecesMergeIntoTheWholeInAnyOrder) {
   const std::int64_t pieces[][3][2] = {{{0, 100}, {100, 101}, {101, 400}},
                                        {{101, 400}, {0, 100}, {100, 101}},
                                        {{100, 101}, {101, 400}, {0, 100}}};
-  for (const std::int64_t head_dim : head_dims) {
+  for (const auto& [head_dim, are_values] : all_heads) {
     for (const std::int64_t tokens : {1, 130}) {
       // Some tokens see nothing of some pieces.
       const Shape shape{.head_dim = head_dim,
+                        .keys_are_values = are_values,
                         .tokens = tokens,
                         .rows = 400,
                         .first_token = 60,
@@ -208,10 +240,11 @@ TEST(GpuAttention, SoftCappedScoresAgreeWithFloat64ForEveryHeadDim) {
   };
   // Hardly bent, bent, mostly at the cap; and so large that e^(2x) overflows, and vanishes.
   for (const Scores& scores : {Scores{1, 50}, Scores{20, 30}, Scores{20, 2}, Scores{1e30F, 3}}) {
-    for (const std::int64_t head_dim : head_dims) {
+    for (const auto& [head_dim, are_values] : all_heads) {
       for (const std::int64_t tokens : {1, 70}) {
         for (const std::int64_t rows : {1, 65, 200}) {
           const Shape shape{.head_dim = head_dim,
+                            .keys_are_values = are_values,
                             .kv_heads = 1,
                             .tokens = tokens,
                             .rows = rows,
@@ -263,7 +296,11 @@ TEST(GpuAttention, RefusesWhatItCannotCompute) {
     topkv::gpu::attend(shape, queries, problem.rows(0, 10), {}, problem.partial(), Into::overwrite,
                        nullptr);
   };
-  EXPECT_FALSE(topkv::gpu::attention_supports(72));
+  EXPECT_FALSE(topkv::gpu::attention_supports(72, false));
+  EXPECT_THROW(attend(), topkv::Unsupported);
+  queries.head_dim = 576;
+  EXPECT_FALSE(topkv::gpu::attention_supports(576, false));
+  EXPECT_TRUE(topkv::gpu::attention_supports(576, true));
   EXPECT_THROW(attend(), topkv::Unsupported);
   queries = problem.queries();
   shape.scale = -1;

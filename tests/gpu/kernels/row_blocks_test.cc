@@ -91,7 +91,8 @@ TEST(RowBlocks, ArePackedAndUnpackedAsTheHostDoes) {
     const KvDType dtype = KvDType::parse(name);
     for (const Shape& shape :
          {Shape{1, 1, 64, 1, 0, 0}, Shape{37, 3, 128, 40, 0, 0}, Shape{5, 2, 80, 16, 30, 16},
-          Shape{40, 2, 96, 16, 7, 16}, Shape{3, 2, 256, 3, 0, 0}, Shape{9, 1, 20, 9, 0, 0}}) {
+          Shape{40, 2, 96, 16, 7, 16}, Shape{3, 2, 256, 3, 0, 0}, Shape{3, 1, 512, 3, 0, 0},
+          Shape{9, 1, 20, 9, 0, 0}}) {
       SCOPED_TRACE(name + " dim " + std::to_string(shape.head_dim));
       const std::int64_t width = shape.kv_heads * shape.head_dim;
       auto keys = reference::random_floats(shape.tokens * width, 1, 3.0F);

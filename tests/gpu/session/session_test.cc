@@ -69,6 +69,8 @@ std::vector<Case> cases() {
           {"head_dim_80", 200, 8, 20, 4, 1, by_head, stack(2, 1, 80)},
           {"head_dim_96", 200, 8, 20, 4, 1, by_head, stack(2, 1, 96)},
           {"head_dim_256", 200, 8, 20, 4, 1, by_head, stack(2, 1, 256)},
+          {"head_dim_512", 200, 8, 20, 4, 1, by_head, stack(2, 1, 512)},
+          {"head_dim_512_dense", 200, 8, 20, 4, 2, by_head, stack(16, 2, 512)},
           {"soft_capped", 300, 8, 20, 4, 0, by_head, capped(small, 1.5F)},
           {"soft_capped_dense_first", 200, 8, 20, 4, 1, by_group, capped(stack(8, 1, 128), 5)}};
 }
