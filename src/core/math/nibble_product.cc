@@ -11,6 +11,7 @@
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/core/math/nibble_product.cc"
+#define HWY_WANT_AVX3_DL  // add_products_of_4 needs AVX-512 VNNI
 #include <hwy/foreach_target.h>
 #include "src/core/math/simd.h"
 // clang-format on
@@ -171,43 +172,102 @@ HWY_INLINE V8 codes_of(D8 d8, V8 nibbles) {
   }
 }
 
-/// Which scales the words of a block have, one to a lane. A block has words of some whole groups,
-/// or of whatever it meets.
-template <class D>
-class BlockGroups {
- public:
-  BlockGroups(D d, std::int64_t group)
-      : group_(group), two_(block_inputs(d) == 2 * group), whole_(block_inputs(d) % group == 0) {
-    lay_out(d, 0);
+/// For each lane of D, the sum of the products of its codes with what the digits of an activation
+/// stand for. bytes(digit, half, block) are those that the low (0) or high (1) halves of codes
+/// meet.
+template <int blocks, class D, class V8, class Bytes>
+HWY_INLINE auto digit_products(D d, const V8* low, const V8* high, const Bytes& bytes) {
+#if HWY_TARGET <= HWY_AVX3_DL
+  if constexpr (sizeof(low[0].raw) == 64) {
+    auto sum = hn::Zero(hn::RebindToSigned<D>());
+#pragma GCC unroll 3
+    for (int digit = digits - 1; digit >= 0; --digit) {
+      if (digit < digits - 1) sum = hn::ShiftLeft<8>(sum);
+#pragma GCC unroll 2
+      for (int b = 0; b < blocks; ++b) {
+        sum = add_products_of_4(sum, low[b].raw, bytes(digit, 0, b).raw);
+        sum = add_products_of_4(sum, high[b].raw, bytes(digit, 1, b).raw);
+      }
+    }
+    return sum;
+  } else
+#endif
+  {
+    (void)d;
+    const auto products = [&](int digit) HWY_ATTR {
+      const auto of_block = [&](int b) HWY_ATTR {
+        return hn::Add(pair_products(low[b], bytes(digit, 0, b)),
+                       pair_products(high[b], bytes(digit, 1, b)));
+      };
+      if constexpr (blocks == 1) return of_block(0);
+      return hn::Add(of_block(0), of_block(blocks - 1));
+    };
+    const auto high_digits = hn::Add(pair_sums(products(2), 256), pair_sums(products(1), 1));
+    return hn::Add(hn::ShiftLeft<8>(high_digits), pair_sums(products(0), 1));
   }
+}
+
+// Which scales the words of a block have, one to a lane.
+
+/// A block begins anywhere in a group.
+template <class D>
+class AnyGroups {
+ public:
+  AnyGroups(D /*d*/, std::int64_t group) : group_(group) {}
 
   /// Of the block that begins with this input.
   HWY_INLINE void begin(D d, std::int64_t input) {
     first_ = input / group_;
-    if (!whole_) lay_out(d, input - first_ * group_);
-  }
-  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
-    if (two_) {  // faster than gathering
-      return hn::ConcatLowerLower(d, hn::Set(d, scales[first_ + 1]), hn::Set(d, scales[first_]));
-    }
-    return hn::GatherIndex(d, scales + first_, hn::Load(Index(), lanes_));
-  }
-
- private:
-  using Index = hn::RebindToSigned<D>;
-
-  /// before: inputs of the first group in front of the block.
-  void lay_out(D d, std::int64_t before) {
+    const std::int64_t before = input - first_ * group_;  // inputs of that group
     for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane) {
       lanes_[lane] = static_cast<std::int32_t>(
           (before + word_inputs * static_cast<std::int64_t>(lane)) / group_);
     }
   }
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
+    return hn::GatherIndex(d, scales + first_, hn::Load(hn::RebindToSigned<D>(), lanes_));
+  }
 
+ private:
   std::int64_t group_;
   std::int64_t first_ = 0;
-  bool two_, whole_;
   alignas(64) std::int32_t lanes_[hn::MaxLanes(Floats())];
+};
+
+/// A block has two whole groups. This and the next are faster than gathering.
+template <class D>
+class TwoGroups {
+ public:
+  TwoGroups(D /*d*/, std::int64_t group) : group_(group) {}
+  HWY_INLINE void begin(D /*d*/, std::int64_t input) { first_ = input / group_; }
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
+    return hn::ConcatLowerLower(d, hn::Set(d, scales[first_ + 1]), hn::Set(d, scales[first_]));
+  }
+
+ private:
+  std::int64_t group_;
+  std::int64_t first_ = 0;
+};
+
+/// A block of 16 lanes has four whole groups.
+template <class D>
+class FourGroups {
+ public:
+  FourGroups(D d, std::int64_t group)
+      : group_(group),
+        group_of_lane_(hn::IndicesFromVec(d, hn::ShiftRight<2>(hn::Iota(Index(), 0)))) {
+    static_assert(hn::MaxLanes(D()) == 16);
+  }
+  HWY_INLINE void begin(D /*d*/, std::int64_t input) { first_ = input / group_; }
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
+    return hn::TableLookupLanes(hn::LoadDup128(d, scales + first_), group_of_lane_);
+  }
+
+ private:
+  using Index = hn::RebindToSigned<D>;
+  std::int64_t group_;
+  std::int64_t first_ = 0;
+  decltype(hn::IndicesFromVec(D(), hn::Vec<Index>())) group_of_lane_;
 };
 
 /// One group has whole flushes.
@@ -223,6 +283,25 @@ class OneGroup {
   std::int64_t first_ = 0;
 };
 
+/// A matrix, with what every row needs of it found once.
+struct NibbleMatrix {
+  explicit NibbleMatrix(const Matrix& m)
+      : codes(m.data),
+        scales(m.scales()),
+        offsets(m.offsets()),
+        row_bytes(m.row_bytes()),
+        in_features(m.in_features),
+        group(m.group),
+        groups(m.groups()),
+        bias(static_cast<float>(bias_of(m.packing))) {}
+
+  const std::byte* codes;
+  const float* scales;
+  const float* offsets;  ///< null: none
+  std::int64_t row_bytes, in_features, group, groups;
+  float bias;
+};
+
 /// Rows that are multiplied side by side.
 template <int rows, int tokens, class D>
 struct NibbleRows {
@@ -232,12 +311,12 @@ struct NibbleRows {
 };
 
 template <int rows, int tokens, class D>
-HWY_INLINE NibbleRows<rows, tokens, D> nibble_rows(D d, const Matrix& m, std::int64_t first) {
+HWY_INLINE NibbleRows<rows, tokens, D> nibble_rows(D d, const NibbleMatrix& m, std::int64_t first) {
   NibbleRows<rows, tokens, D> at;
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) {
-    at.codes[r] = m.data + (first + r) * m.row_bytes();
-    at.scales[r] = m.scales() + (first + r) * m.groups();
+    at.codes[r] = m.codes + (first + r) * m.row_bytes;
+    at.scales[r] = m.scales + (first + r) * m.groups;
 #pragma GCC unroll 4
     for (int t = 0; t < tokens; ++t) at.totals[r][t] = hn::Zero(d);
   }
@@ -276,18 +355,11 @@ HWY_INLINE const float* add_nibbles(D d, std::int64_t begin, std::int64_t end, s
 #pragma GCC unroll 4
       for (int t = 0; t < tokens; ++t) {
         const float* x = arranged + t * token_stride;
-        const auto products = [&](int digit) HWY_ATTR {
-          const auto of_block = [&](int b) HWY_ATTR {
-            const auto* bytes =
-                reinterpret_cast<const std::int8_t*>(x + (b * words_of_block + 2 * digit) * lanes);
-            return hn::Add(pair_products(low[b], hn::LoadU(di8, bytes)),
-                           pair_products(high[b], hn::LoadU(di8, bytes + 4 * lanes)));
-          };
-          if constexpr (blocks == 1) return of_block(0);
-          return hn::Add(of_block(0), of_block(blocks - 1));
-        };
-        const auto high_digits = hn::Add(pair_sums(products(2), 256), pair_sums(products(1), 1));
-        const auto sum = hn::Add(hn::ShiftLeft<8>(high_digits), pair_sums(products(0), 1));
+        const auto sum =
+            digit_products<blocks>(d, low, high, [&](int digit, int half, int b) HWY_ATTR {
+              const float* from = x + (b * words_of_block + 2 * digit + half) * lanes;
+              return hn::LoadU(di8, reinterpret_cast<const std::int8_t*>(from));
+            });
         const auto unit = hn::LoadU(d, x + 2 * digits * lanes);
         at.totals[r][t] = hn::MulAdd(hn::Mul(hn::ConvertTo(d, sum), unit), scale, at.totals[r][t]);
       }
@@ -297,75 +369,86 @@ HWY_INLINE const float* add_nibbles(D d, std::int64_t begin, std::int64_t end, s
   return arranged;
 }
 
-/// The sum over groups of what each input is multiplied with besides its code: the offset, and the
-/// scale as often as codes are too large.
-HWY_INLINE float of_groups(const Matrix& m, std::int64_t row, const float* sums) {
+/// Adds to a row's totals what each input is multiplied with besides its code, summed over groups:
+/// the offset, and the scale as often as codes are too large. Returns the sum of what is left over.
+template <class V>
+HWY_INLINE float add_groups(const NibbleMatrix& m, std::int64_t row, const float* sums, V& totals) {
   const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const float bias = bias_of(m.packing);
-  const float* scales = m.scales() + row * m.groups();
-  const float* offsets = m.has_offsets ? m.offsets() + row * m.groups() : nullptr;
-  auto total = hn::Zero(d);
+  const float* scales = m.scales + row * m.groups;
+  const float* offsets = m.offsets == nullptr ? nullptr : m.offsets + row * m.groups;
+  const auto bias = hn::Set(d, m.bias);
   std::int64_t g = 0;
-  for (; g + lanes <= m.groups(); g += lanes) {
+  for (; g + lanes <= m.groups; g += lanes) {
     const auto sum = hn::LoadU(d, sums + g);
-    total = hn::NegMulAdd(hn::Mul(sum, hn::Set(d, bias)), hn::LoadU(d, scales + g), total);
-    if (offsets != nullptr) total = hn::MulAdd(sum, hn::LoadU(d, offsets + g), total);
+    totals = hn::NegMulAdd(hn::Mul(sum, bias), hn::LoadU(d, scales + g), totals);
+    if (offsets != nullptr) totals = hn::MulAdd(sum, hn::LoadU(d, offsets + g), totals);
   }
-  float rest = hn::GetLane(hn::SumOfLanes(d, total));
-  for (; g < m.groups(); ++g) {
-    rest -= bias * sums[g] * scales[g];
+  float rest = 0;
+  for (; g < m.groups; ++g) {
+    rest -= m.bias * sums[g] * scales[g];
     if (offsets != nullptr) rest += sums[g] * offsets[g];
   }
   return rest;
 }
 
 template <Packing packing, int rows, int tokens, int blocks, class Groups>
-HWY_INLINE void dot_nibbles(const Matrix& m, std::int64_t first, const float* arranged,
+HWY_INLINE void dot_nibbles(const NibbleMatrix& m, std::int64_t first, const float* arranged,
                             std::int64_t token_stride, float* out, std::int64_t stride) {
   const Floats d;
   const Four d4;
   const std::int64_t flush = blocks * block_inputs(d);
   const std::int64_t whole = m.in_features / flush * flush;
-  const std::int64_t ahead = fetch_ahead(m.row_bytes(), rows);
+  const std::int64_t ahead = fetch_ahead(m.row_bytes, rows);
   auto at = nibble_rows<rows, tokens>(d, m, first);
   const float* rest = add_nibbles<packing, rows, tokens, blocks, Groups>(
       d, 0, whole, m.group, arranged, token_stride, ahead, at);
-  auto behind = nibble_rows<rows, tokens>(d4, m, first);
-  const float* sums = add_nibbles<packing, rows, tokens, 1, OneGroup<Four>>(
-      d4, whole, m.in_features, m.group, rest, token_stride, ahead, behind);
+  const float* sums = rest;
+  float behind[rows][tokens] = {};
+  if (whole < m.in_features) {
+    auto last = nibble_rows<rows, tokens>(d4, m, first);
+    sums = add_nibbles<packing, rows, tokens, 1, OneGroup<Four>>(d4, whole, m.in_features, m.group,
+                                                                 rest, token_stride, ahead, last);
+    for (int r = 0; r < rows; ++r) {
+      for (int t = 0; t < tokens; ++t)
+        behind[r][t] = hn::GetLane(hn::SumOfLanes(d4, last.totals[r][t]));
+    }
+  }
+#pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
     for (int t = 0; t < tokens; ++t) {
-      out[t * stride + r] = hn::GetLane(hn::SumOfLanes(d, at.totals[r][t])) +
-                            hn::GetLane(hn::SumOfLanes(d4, behind.totals[r][t])) +
-                            of_groups(m, first + r, sums + t * token_stride);
+      behind[r][t] += add_groups(m, first + r, sums + t * token_stride, at.totals[r][t]);
+      out[t * stride + r] = hn::GetLane(hn::SumOfLanes(d, at.totals[r][t])) + behind[r][t];
     }
   }
 }
 
 template <Packing packing, int rows, int tokens>
-void dot_nibble_rows(const Matrix& m, std::int64_t first, const float* arranged,
+void dot_nibble_rows(const NibbleMatrix& m, std::int64_t first, const float* arranged,
                      std::int64_t token_stride, float* out, std::int64_t stride) {
-  const Floats d;
-  if (blocks_of_flush(d, m.group) == 2) {
-    dot_nibbles<packing, rows, tokens, 2, OneGroup<Floats>>(m, first, arranged, token_stride, out,
-                                                            stride);
-  } else if (m.group % block_inputs(d) == 0) {
-    dot_nibbles<packing, rows, tokens, 1, OneGroup<Floats>>(m, first, arranged, token_stride, out,
-                                                            stride);
-  } else {
-    dot_nibbles<packing, rows, tokens, 1, BlockGroups<Floats>>(m, first, arranged, token_stride,
-                                                               out, stride);
+  constexpr Floats d;
+  const auto dot = [&]<int blocks, class Groups>() HWY_ATTR {
+    dot_nibbles<packing, rows, tokens, blocks, Groups>(m, first, arranged, token_stride, out,
+                                                       stride);
+  };
+  if (blocks_of_flush(d, m.group) == 2) return dot.template operator()<2, OneGroup<Floats>>();
+  if (m.group % block_inputs(d) == 0) return dot.template operator()<1, OneGroup<Floats>>();
+  if (block_inputs(d) == 2 * m.group) return dot.template operator()<1, TwoGroups<Floats>>();
+  if constexpr (hn::MaxLanes(d) == 16) {
+    if (block_inputs(d) == 4 * m.group) return dot.template operator()<1, FourGroups<Floats>>();
   }
+  dot.template operator()<1, AnyGroups<Floats>>();
 }
 
 void nibble_dot_any(const Matrix& m, std::int64_t first, std::int64_t count, const float* arranged,
                     std::int64_t token_stride, std::int64_t tokens, float* out,
                     std::int64_t stride) {
+  const NibbleMatrix of(m);
   each_rows(count, tokens, [&]<int rows, int at_once>(std::int64_t r) HWY_ATTR {
     const auto dot = m.packing == Packing::fp4 ? dot_nibble_rows<Packing::fp4, rows, at_once>
                                                : dot_nibble_rows<Packing::int4, rows, at_once>;
-    dot(m, first + r, arranged, token_stride, out + r, stride);
+    dot(of, first + r, arranged, token_stride, out + r, stride);
   });
 }
 
