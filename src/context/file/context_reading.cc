@@ -200,11 +200,15 @@ void ContextReading::read_rows(RowStore& store) {
 }
 
 void ContextReading::read_states(LayerStates& states) {
-  for (const Section* section : open_.of(SectionKind::state)) {
-    read_archive(*section, [&](Archive& archive) {
-      states.transfer_state(section->layer, open_.meta().tokens, archive);
-    });
-  }
+  const std::vector<const Section*> sections = open_.of(SectionKind::state);
+  parallel_for(std::ssize(sections), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Section& section = *sections[static_cast<std::size_t>(i)];
+      read_archive(section, [&](Archive& archive) {
+        states.transfer_state(section.layer, open_.meta().tokens, archive);
+      });
+    }
+  });
 }
 
 void ContextReading::read_archive(const Section& section,
