@@ -370,12 +370,7 @@ void CudaDevice::scale_rows(const float* weights, std::int64_t rows, std::int64_
 
 void CudaDevice::route(const float* scores, std::int64_t tokens, const Routing& routing,
                        std::int32_t* ids, float* weights) {
-  if (routing.sigmoid || routing.groups > 1 || routing.scale != 1) {
-    throw Unsupported(
-        "experts chosen by sigmoids, in groups or with scaled weights on a CUDA device; expected a "
-        "softmax: run this model on the CPU (--device cpu)");
-  }
-  gpu::route(scores, tokens, routing.experts, routing.k, routing.over_all, ids, weights, stream_);
+  gpu::route(scores, tokens, routing, ids, weights, stream_);
 }
 
 void CudaDevice::expert_products(std::span<const ExpertProduct> all, const std::byte* x,

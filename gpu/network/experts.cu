@@ -28,44 +28,94 @@ __device__ __forceinline__ Choice first_of(Choice mine) {
   return mine;
 }
 
-// A warp for each token, whose lane l has the experts l, l + 32, …; bit i of `taken` is expert
-// l + 32 i's. NaN is scored as -inf, and -inf is behind all other scores but before no expert at
-// all, so that k of them are found whatever the scores are.
-__global__ void route_kernel(const float* scores, std::int64_t tokens, int experts, int k,
-                             bool over_all, std::int32_t* ids, float* weights) {
+/// Takes the first in the order of choices of what is not taken yet. Lane l has the values l,
+/// l + 32, …; bit i of its `taken` is the value l + 32 i's. -inf is behind all other values but
+/// before nothing at all, so that `count` values can be taken whatever they are. Every lane gets
+/// the number.
+__device__ __forceinline__ int take_first(const float* values, int count, int lane,
+                                          unsigned& taken) {
+  Choice best{-INFINITY, count};
+  for (int i = 0, e = lane; e < count; ++i, e += warp) {
+    if ((taken >> i & 1U) != 0) continue;
+    const Choice one{values[e], e};
+    if (before(one, best)) best = one;
+  }
+  best = first_of(best);
+  if (best.expert % warp == lane) taken |= 1U << (best.expert / warp);
+  return best.expert;
+}
+
+__device__ __forceinline__ float sigmoid_of(float score) { return 1.0F / (1.0F + expf(-score)); }
+
+/// Leaves the values of the groups that score highest, and makes all others -inf. scores: room for
+/// a score of each group.
+__device__ void keep_best_groups(const Routing& routing, int lane, float* values, float* scores) {
+  const int groups = static_cast<int>(routing.groups);
+  const int size = static_cast<int>(routing.experts) / groups;
+  for (int g = lane; g < groups; g += warp) {
+    float first = -INFINITY;
+    float second = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; ++e) {
+      second = fmaxf(second, fminf(first, values[e]));
+      first = fmaxf(first, values[e]);
+    }
+    scores[g] = routing.sigmoid ? first + second : first;
+  }
+  __syncwarp();
+  unsigned taken = 0;
+  for (int i = 0; i < routing.chosen_groups; ++i) take_first(scores, groups, lane, taken);
+  for (int i = 0, g = lane; g < groups; ++i, g += warp) {
+    if ((taken >> i & 1U) != 0) continue;
+    for (int e = g * size; e < (g + 1) * size; ++e) values[e] = -INFINITY;
+  }
+  __syncwarp();
+}
+
+// A warp for each token. Its room: what experts are chosen by, and scores of groups. NaN counts as
+// -inf there.
+__global__ void route_kernel(const float* scores, std::int64_t tokens, Routing routing,
+                             std::int32_t* ids, float* weights) {
+  extern __shared__ float room[];
+  const int experts = static_cast<int>(routing.experts);
+  const int k = static_cast<int>(routing.k);
   const int lane = static_cast<int>(threadIdx.x) % warp;
-  const std::int64_t stride = std::int64_t{gridDim.x} * warps;
-  for (std::int64_t t = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp; t < tokens;
-       t += stride) {
+  const int mine = static_cast<int>(threadIdx.x) / warp;
+  const int of_block = static_cast<int>(blockDim.x) / warp;
+  float* const values = room + mine * (experts + static_cast<int>(routing.groups));
+  const std::int64_t stride = std::int64_t{gridDim.x} * of_block;
+  for (std::int64_t t = std::int64_t{blockIdx.x} * of_block + mine; t < tokens; t += stride) {
     const float* of = scores + t * experts;
+    for (int e = lane; e < experts; e += warp) {
+      float value = routing.sigmoid ? sigmoid_of(of[e]) : of[e];
+      if (routing.choice_bias != nullptr) value += routing.choice_bias[e];
+      values[e] = isnan(value) ? -INFINITY : value;
+    }
+    __syncwarp();
+    if (routing.groups > 1) keep_best_groups(routing, lane, values, values + experts);
     unsigned taken = 0;
     float high = 0;
     float sum = 0;
     for (int j = 0; j < k; ++j) {
-      Choice best{-INFINITY, experts};
-      for (int i = 0, e = lane; e < experts; ++i, e += warp) {
-        if ((taken >> i & 1U) != 0) continue;
-        const Choice one{isnan(of[e]) ? -INFINITY : of[e], e};
-        if (before(one, best)) best = one;
-      }
-      best = first_of(best);
-      if (best.expert % warp == lane) taken |= 1U << (best.expert / warp);
-      const float score = of[best.expert];
+      const int expert = take_first(values, experts, lane, taken);
+      const float score = of[expert];
       if (j == 0) high = score;
-      const float weight = expf(score - high);
+      const float weight = routing.sigmoid ? sigmoid_of(score) : expf(score - high);
       sum += weight;
       if (lane == 0) {
-        ids[t * k + j] = best.expert;
+        ids[t * k + j] = expert;
         weights[t * k + j] = weight;
       }
     }
-    if (over_all) {
+    if (routing.sigmoid) {
+      sum = routing.sums_to_one ? sum + routing.least_sum : 1.0F;
+    } else if (routing.over_all) {
       sum = 0;
       for (int e = lane; e < experts; e += warp) sum += expf(of[e] - high);
       sum = warp_sum(sum);
     }
-    __syncwarp();
-    for (int j = lane; j < k; j += warp) weights[t * k + j] /= sum;
+    __syncwarp();  // the next token's values, too
+    for (int j = lane; j < k; j += warp)
+      weights[t * k + j] = weights[t * k + j] * routing.scale / sum;
   }
 }
 
@@ -116,11 +166,16 @@ __global__ void sinks_kernel(const float* sinks, const float* lse, std::int64_t 
 
 }  // namespace
 
-void route(const float* scores, std::int64_t tokens, std::int64_t experts, std::int64_t k,
-           bool over_all, std::int32_t* ids, float* weights, cudaStream_t stream) {
+void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
+           float* weights, cudaStream_t stream) {
   if (tokens == 0) return;
-  route_kernel<<<blocks_for(tokens, warps), block, 0, stream>>>(
-      scores, tokens, static_cast<int>(experts), static_cast<int>(k), over_all, ids, weights);
+  constexpr std::int64_t most_bytes = 48 * 1024;  // of shared memory that every device gives
+  const std::int64_t bytes =
+      (routing.experts + routing.groups) * static_cast<std::int64_t>(sizeof(float));
+  const auto of_block = static_cast<int>(std::min<std::int64_t>(most_bytes / bytes, warps));
+  route_kernel<<<blocks_for(tokens, of_block), of_block * warp,
+                 static_cast<std::size_t>(of_block * bytes), stream>>>(scores, tokens, routing, ids,
+                                                                       weights);
   check_launch("the routing kernel");
 }
 

@@ -13,14 +13,15 @@
 
 #include "gpu/network/packed_product.h"
 #include "src/core/math/matrix.h"
+#include "src/device/routing.h"
 
 namespace topkv::gpu {
 
 /// The most experts that route() supports.
 inline constexpr std::int64_t most_experts = 1024;
-/// Implements ComputeDevice::route. REQUIRES: experts <= most_experts.
-void route(const float* scores, std::int64_t tokens, std::int64_t experts, std::int64_t k,
-           bool over_all, std::int32_t* ids, float* weights, cudaStream_t stream);
+/// Implements ComputeDevice::route. REQUIRES: routing.experts <= most_experts.
+void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
+           float* weights, cudaStream_t stream);
 
 /// Implements ComputeDevice::expert_products for a few rows whose experts lie in device memory. It
 /// reads the weights of each row once. Products and sums equal packed_vectors for packed weights;

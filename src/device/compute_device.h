@@ -32,6 +32,7 @@
 #include "src/device/gated_delta.h"
 #include "src/device/mamba2.h"
 #include "src/device/phase_clock.h"
+#include "src/device/routing.h"
 #include "src/device/runs_copy.h"
 #include "src/device/short_convolution.h"
 #include "src/store/state_memory.h"
@@ -82,21 +83,6 @@ class Buffer {
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
   Free free_;
-};
-
-/// How a router's scores choose experts for a token: the k experts that score highest. If scores
-/// are equal, the first expert is chosen. NaN counts as the lowest score. ExpertMixture has what
-/// the members mean.
-struct Routing {
-  std::int64_t experts = 0;
-  std::int64_t k = 0;     ///< experts of a token, from 1 to experts
-  bool over_all = false;  ///< weights are a softmax over all experts, not over the chosen ones
-  bool sigmoid = false;
-  bool sums_to_one = false;
-  float scale = 1;
-  std::int64_t groups = 1;
-  std::int64_t chosen_groups = 1;      ///< with at least k experts in all
-  const float* choice_bias = nullptr;  ///< [experts], added to sigmoids for the choice; null: none
 };
 
 /// The expert that each row of a product goes through.
@@ -275,8 +261,7 @@ class ComputeDevice : public DeviceSizes {
                           float* x) = 0;
 
   /// Chooses experts by scores [tokens, experts]. Writes ids and weights [tokens, k], the highest
-  /// score first. Every id is the id of an expert, whatever the scores are. Throws Unsupported for
-  /// a way of routing that the device does not have.
+  /// score first. Every id is the id of an expert, whatever the scores are.
   virtual void route(const float* scores, std::int64_t tokens, const Routing& routing,
                      std::int32_t* ids, float* weights) = 0;
 

@@ -73,10 +73,10 @@ void choose_experts(const float* scores, const Routing& routing, std::int32_t* i
       [&](std::int64_t e) { return values[static_cast<std::size_t>(e)]; }, ids);
   float sum = 0;
   if (routing.sigmoid) {
-    constexpr float least = 1e-20F;  // as transformers adds
     for (std::int64_t i = 0; i < routing.k; ++i) sum += weights[i] = router_sigmoid(scores[ids[i]]);
-    return scale_by(weights, routing.k,
-                    routing.sums_to_one ? routing.scale / (sum + least) : routing.scale);
+    return scale_by(
+        weights, routing.k,
+        routing.sums_to_one ? routing.scale / (sum + routing.least_sum) : routing.scale);
   }
   const float high = scores[ids[0]];
   for (std::int64_t i = 0; i < routing.k; ++i) {
