@@ -1,18 +1,39 @@
-"""What llama.cpp's converter does to LFM2, Granite 4 H and Nemotron-H.
+"""What llama.cpp's converter does to LFM2, Granite 4 H, Nemotron-H and Nemotron 3.
 
 Convolutions are matrices. Numbers of layers say which kind a layer is: those without KV heads are
-recurrences, and in Nemotron-H those with a feed-forward length are MLPs. There is -exp(A_log), and
+recurrences, and in Nemotron-H those with a feed-forward length are MLPs or experts. There is -exp(A_log), and
 vectors of Mamba-2 layers have a second dimension. Granite's gate and up are taken apart.
 """
 
+import gguf
 import numpy as np
 
-KINDS = ("lfm2", "granitemoehybrid", "nemotron_h")
+KINDS = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h")
 F32 = ("conv", "conv1d", "layer")  # last parts of names whose weights are never rounded
 
 
 def is_kind(config):
     return config.model_type in KINDS
+
+
+def has_experts(config):
+    return "moe" in config.layer_types or config.model_type == "lfm2_moe"
+
+
+def write_experts(writer, config):
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "lfm2_moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        return
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_group_count(config.n_group)
 
 
 def write_metadata(writer, config):
@@ -29,7 +50,9 @@ def write_metadata(writer, config):
     writer.add_vocab_size(config.vocab_size)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    if config.model_type == "lfm2":
+    if has_experts(config):
+        write_experts(writer, config)
+    if config.model_type in ("lfm2", "lfm2_moe"):
         writer.add_layer_norm_rms_eps(config.norm_eps)
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_shortconv_l_cache(config.conv_L_cache)
@@ -47,8 +70,8 @@ def write_metadata(writer, config):
     if nemotron:
         writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
-        writer.add_feed_forward_length([config.intermediate_size if kind == "mlp" else 0
-                                        for kind in kinds])
+        width = config.moe_intermediate_size if has_experts(config) else config.intermediate_size
+        writer.add_feed_forward_length([width if kind in ("mlp", "moe") else 0 for kind in kinds])
         writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
         writer.add_rope_scaling_finetuned(False)
         return
@@ -76,6 +99,11 @@ class Moves:
         self.name = key
         if config.model_type == "nemotron_h":
             self.name = key.replace("model.", "backbone.", 1)
+            if ".experts." in key:
+                self.name = key.replace(".mixer.", ".mlp.")
+            return
+        if config.model_type == "lfm2_moe" and ".experts." in key:
+            self.name = key.replace("model.", "", 1)
             return
         if config.model_type != "granitemoehybrid":
             return

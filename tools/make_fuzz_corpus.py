@@ -203,24 +203,31 @@ for architecture in ("qwen35", "qwen35moe", "qwen3next"):
 # A recurrent layer, an MLP where that is a layer, and one of attention.
 for architecture, tensor in (("lfm2", ("blk.0.shortconv.conv.weight", [3, 32], 0, bytes(384))),
                              ("granitehybrid", ("blk.0.ssm_d", [1, 2], 0, bytes(8))),
-                             ("nemotron_h", ("blk.0.ssm_norm.weight", [16, 2], 0, bytes(128)))):
-    apart = architecture == "nemotron_h"
+                             ("nemotron_h", ("blk.0.ssm_norm.weight", [16, 2], 0, bytes(128))),
+                             ("nemotron_h_moe", ("blk.1.exp_probs_b.bias", [4], 0, bytes(16))),
+                             ("lfm2moe", ("blk.1.exp_probs_b.bias", [4], 0, bytes(16)))):
+    apart = architecture.startswith("nemotron_h")
+    mixed = architecture in ("nemotron_h_moe", "lfm2moe")
     kv_heads = (0, 0, 1) if apart else (0, 1)
     some = {key: value for key, value in sizes.items() if key not in ("attention.head_count_kv", "feed_forward_length")}
     some |= {"block_count": len(kv_heads), "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1,
              "ssm.time_step_rank": 2, "ssm.inner_size": 32, "shortconv.l_cache": 3}
     if not apart:
         some["feed_forward_length"] = 32
+    if mixed:
+        some |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+                 "expert_shared_feed_forward_length": 32, "expert_group_count": 2,
+                 "leading_dense_block_count": 1}
     entries = [entry("general.architecture", string, word(architecture))]
     entries += [entry(f"{architecture}.{key}", u32, struct.pack("<I", value)) for key, value in some.items()]
     entries += [entry(f"{architecture}.attention.head_count_kv", array, list_of(i32, [struct.pack("<i", n) for n in kv_heads])),
                 entry(f"{architecture}.attention.layer_norm_rms_epsilon", f32, struct.pack("<f", 1e-6))]
     if apart:
-        entries.append(entry("nemotron_h.feed_forward_length", array, list_of(i32, [struct.pack("<i", n) for n in (0, 32, 0)])))
+        entries.append(entry(f"{architecture}.feed_forward_length", array, list_of(i32, [struct.pack("<i", n) for n in (0, 32, 0)])))
     if architecture == "granitehybrid":
         entries += [entry(f"granitehybrid.{key}", f32, struct.pack("<f", 2)) for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")]
         entries.append(entry("granitehybrid.rope.scaling.finetuned", boolean, b"\0"))
-    norm = "token_embd_norm.weight" if architecture == "lfm2" else "output_norm.weight"
+    norm = "token_embd_norm.weight" if architecture.startswith("lfm2") else "output_norm.weight"
     put("gguf", architecture, gguf(entries, [("token_embd.weight", [32, 2], 0, bytes(256)), (norm, [32], 0, bytes(128)), tensor]))
 
 u16 = 2

@@ -231,6 +231,21 @@ VARIANTS = {
                                  routed_scaling_factor=1.5, rms_norm_eps=1e-6,
                                  rope_parameters=theta(10000.0)),
                             {"": Type.Q8_0, "gate": Type.Q4_0, "down": Type.Q5_1}),
+    # As Nemotron 3 Nano: all MLPs are mixtures of experts without a gate.
+    "gguf-nemotron-h-moe": (COMMON | dict(model_type="nemotron_h", hidden_size=64, intermediate_size=32,
+                                          layers_block_type=["mamba", "moe", "attention", "moe", "mamba"],
+                                          layer_norm_epsilon=1e-4, mamba_num_heads=4, mamba_head_dim=16,
+                                          n_groups=2, ssm_state_size=16, conv_kernel=4,
+                                          n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+                                          moe_shared_expert_intermediate_size=64,
+                                          routed_scaling_factor=2.5),
+                            {"": Type.Q8_0, "in_proj": Type.Q5_0, "up": Type.Q4_0, "down": Type.Q5_1}),
+    "gguf-lfm2-moe": (COMMON | dict(model_type="lfm2_moe", hidden_size=64, head_dim=32, num_hidden_layers=3,
+                                    intermediate_size=64, tie_word_embeddings=True, norm_eps=1e-4,
+                                    layer_types=["conv", "full_attention", "conv"], num_dense_layers=1,
+                                    num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+                                    rope_parameters=theta(1000.0)),
+                      {"": Type.Q8_0, "in_proj": Type.Q5_0, "w1": Type.Q4_0, "w2": Type.Q5_1}),
 }
 for name in ("gguf-phi3", "gguf-olmo2"):
     VARIANTS[name][0].pop("head_dim")
@@ -247,7 +262,7 @@ CLEAR = 0.01  # least lead of experts chosen, as parity_experts.LEAD, between fl
 ARCHITECTURES = {"mixtral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
                  "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "qwen3_5_text": "qwen35",
                  "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-                 "granitemoehybrid": "granitehybrid",
+                 "granitemoehybrid": "granitehybrid", "lfm2_moe": "lfm2moe",
                  "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
                  "glm4_moe_lite": "deepseek2"}
 PAIRED = ("granite", "granitemoehybrid", "llama", "ministral3", "mixtral", "smollm3")  # rows of q and k are put into another order
@@ -262,6 +277,8 @@ RANDOM = {Type.Q2_K: (80, 82, 1.5), Type.Q3_K: (108, None, 0), Type.Q4_K: (0, 2,
 def names_of(config):
     """A function from a parameter's name to the name that the package has for it."""
     name = ARCHITECTURES.get(config.model_type, config.model_type)
+    if name == "nemotron_h" and "moe" in config.layer_types:
+        name = "nemotron_h_moe"
     architecture = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}[name]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + 1)
 
@@ -327,11 +344,13 @@ def parts_of(key, weight, turns, latent=None):
     kind = "bias" if key.endswith("_bias") else "weight"
     if turns and kind == "weight":
         weight = weight.swapaxes(1, 2)
-    if "down_proj" in key:
-        return {f"{at}down_proj.{kind}": weight}
+    if "gate_up_proj" not in key:
+        name = key.split(".")[-1].removesuffix("_bias")
+        return {f"{at}{'w2' if 'feed_forward' in at else name}.{kind}": weight}
     half = weight.shape[1] // 2
     gate, up = (weight[:, ::2], weight[:, 1::2]) if turns else (weight[:, :half], weight[:, half:])
-    return {f"{at}gate_proj.{kind}": gate, f"{at}up_proj.{kind}": up}
+    names = ("w1", "w3") if "feed_forward" in at else ("gate_proj", "up_proj")
+    return {f"{at}{name}.{kind}": part for name, part in zip(names, (gate, up))}
 
 
 def joined(key, parts, turns):
@@ -528,8 +547,11 @@ def make_variant(name, spec, types, seed):
             value = moved.from_file(value)
         model.get_parameter(parameter_name).data = torch.from_numpy(value.copy()).reshape(shape)
     for key, buffer in model.named_buffers():
-        if key.endswith("e_score_correction_bias"):
-            writer.add_tensor(gguf_name(key.replace("_bias", ".bias")), buffer.numpy())
+        if key.endswith(("e_score_correction_bias", "expert_bias")):
+            bias = key.replace("expert_bias", "expert_bias_bias").removesuffix("_bias") + ".bias"
+            if config.model_type == "nemotron_h":
+                bias = bias.replace("model.", "backbone.", 1)
+            writer.add_tensor(gguf_name(bias), buffer.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

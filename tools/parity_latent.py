@@ -1,4 +1,4 @@
-"""Multi-head latent attention and the routers of its families: clear choices, and what can go wrong.
+"""Multi-head latent attention, and routers like those of its families: clear choices, and what can go wrong.
 
 Routers score experts by sigmoids with a bias for the choice, or by a softmax, within groups.
 """
@@ -8,6 +8,8 @@ import copy
 import torch
 from torch import nn
 
+import parity_experts
+
 CANDIDATES = 2000
 
 
@@ -16,8 +18,14 @@ def is_latent(model):
 
 
 def routers(model):
-    return [(name, module) for name, module in model.named_modules()
-            if type(module).__name__.endswith("TopkRouter")]
+    found = []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind == "Lfm2MoeSparseMoeBlock" and module.use_expert_bias:  # which has its router's bias
+            object.__setattr__(module.gate, "e_score_correction_bias", module.expert_bias)
+        if kind.endswith("TopkRouter") or kind == "Lfm2MoeTopKRouter":
+            found.append((name, module))
+    return found
 
 
 def choice_scores(router, scores, bias):
@@ -106,8 +114,8 @@ def with_weights(change):
     def change_router(router):
         forward = router.forward
 
-        def changed(hidden):
-            scores, weights, chosen = forward(hidden)
+        def changed(*given):
+            scores, weights, chosen = forward(*given)
             return scores, change(router, scores, weights, chosen), chosen
         router.forward = changed
     return with_routers(change_router)
@@ -177,6 +185,11 @@ def mistakes(model):
         if getattr(getattr(attention, part, None), "bias", None) is not None:
             yield f"no {part} bias", with_attention(
                 lambda x, part=part: getattr(x, part).bias.data.zero_())
+    yield from mistakes_of_routers(model)
+
+
+def mistakes_of_routers(model):
+    """Name and deed of what can go wrong with routers and their experts."""
     if not routers(model):
         return
     router = routers(model)[0][1]
@@ -189,6 +202,10 @@ def mistakes(model):
     yield "softmax of the chosen", with_weights(softmax_of_chosen)
     if router.routed_scaling_factor != 1:
         yield "weights not scaled", with_weights(not_scaled)
-    yield "no shared experts", lambda x: [
-        layer.mlp.shared_experts.down_proj.weight.data.zero_()
-        for layer in x.model.layers if hasattr(layer.mlp, "shared_experts")]
+    yield "next expert", parity_experts.with_experts(parity_experts.next_expert)
+    if any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters()):
+        yield "experts' gate and up swapped", parity_experts.with_experts(parity_experts.swap_gate_and_up)
+    if any("shared_experts" in name for name, _ in model.named_parameters()):
+        yield "no shared experts", lambda x: [
+            weight.data.zero_() for name, weight in x.named_parameters()
+            if name.endswith("shared_experts.down_proj.weight")]

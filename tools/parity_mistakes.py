@@ -159,6 +159,7 @@ def mistakes(model):
         yield "last token convolved alone", with_convolution_of_last
         yield "newest token's weight first", with_convolution_turned
         yield "b and c exchanged", with_gates_exchanged
+        yield from parity_latent.mistakes_of_routers(model)
         return
     yield from mistakes_of_families(model)
     yield from parity_experts.mistakes(model)
@@ -207,18 +208,18 @@ def mistakes_of_mamba_layers(model):
 
 def mistakes_of_nemotron(model):
     yield from mistakes_of_mamba_layers(model)
-    mlps = [layer.mixer for layer in model.model.layers if layer.block_type == "mlp"]
-    assert len(mlps) > 1
     yield "not squared", with_activations(torch.nn.functional.relu)
     yield "squared below 0", with_activations(torch.square)
-    yield "MLPs in another order", with_mlps_rolled
+    if len([layer for layer in model.model.layers if layer.block_type == "mlp"]) > 1:
+        yield "MLPs in another order", with_mlps_rolled
+    yield from parity_latent.mistakes_of_routers(model)
 
 
 def with_activations(function):
     def change(model):
-        for layer in model.model.layers:
-            if layer.block_type == "mlp":
-                layer.mixer.act_fn.forward = function
+        for module in model.modules():
+            if hasattr(module, "act_fn"):
+                module.act_fn.forward = function
     return change
 
 

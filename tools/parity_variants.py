@@ -360,4 +360,22 @@ VARIANTS = {
                                hidden_size_per_layer_input=0, tie_word_embeddings=True, pad_token_id=0,
                                layer_types=["sliding_attention", "full_attention"],
                                rope_parameters=GEMMA4_ROPE),
+    # As Nemotron 3 Nano: mixtures of experts without a gate, and a dense MLP. Experts lie in groups.
+    "nemotron-h-moe": dict(model_type="nemotron_h", tokens=48, dtype=torch.bfloat16, hidden_size=32,
+                           intermediate_size=48, num_attention_heads=2, num_key_value_heads=1,
+                           head_dim=64, layers_block_type=["mamba", "moe", "attention", "moe", "mamba",
+                                                           "mlp", "mamba"],
+                           drop=["num_hidden_layers"], layer_norm_epsilon=1e-4, mamba_num_heads=4,
+                           mamba_head_dim=20, n_groups=2, ssm_state_size=24, conv_kernel=4,
+                           n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
+                           moe_shared_expert_intermediate_size=40, routed_scaling_factor=2.5,
+                           n_group=4, topk_group=2, norm_topk_prob=True),
+    # As LFM2 8B-A1B: a dense layer, then mixtures whose routers score by sigmoids.
+    "lfm2-moe": dict(model_type="lfm2_moe", tokens=48, dtype=torch.bfloat16, hidden_size=32,
+                     intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
+                     num_key_value_heads=1, head_dim=64, tie_word_embeddings=True, norm_eps=1e-4,
+                     conv_L_cache=3, layer_types=["conv", "full_attention", "conv"],
+                     num_dense_layers=1, num_experts=8, num_experts_per_tok=3,
+                     moe_intermediate_size=24, routed_scaling_factor=1.5,
+                     rope_parameters=theta(1000.0)),
 }

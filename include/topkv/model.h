@@ -13,9 +13,11 @@
 // - mixtral, qwen3_moe, gpt_oss: decoders with a mixture of experts in place of the MLP;
 // - qwen3_5, qwen3_5_moe, qwen3_next: hybrids. Each fourth layer is attention, and the others are
 //   Gated DeltaNet. The last two have a mixture of experts;
-// - lfm2: a hybrid of attention and short convolutions;
+// - lfm2, lfm2_moe: hybrids of attention and short convolutions. The second has a mixture of
+//   experts;
 // - granitemoehybrid: hybrids of attention and Mamba-2, some with a mixture of experts;
-// - nemotron_h: hybrids of attention and Mamba-2 whose file has a layer for each part;
+// - nemotron_h: hybrids of attention and Mamba-2 whose file has a layer for each part, some with a
+//   mixture of experts;
 // - deepseek_v2, deepseek_v3, glm4_moe_lite: multi-head latent attention and a mixture of experts.
 //
 // ModelConfig has the differences between families. See also docs/reference/models.md.
@@ -145,11 +147,13 @@ struct ExpertMixture {
   /// True: the weights of the chosen experts are their shares of a softmax over all experts, which
   /// add up to less than 1. False: the weights are a softmax over the chosen experts.
   bool softmax_over_all = false;
-  /// The scores of experts are sigmoids of what the router gives, plus a learned bias when experts
-  /// are chosen. The weights are the sigmoids (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+  /// The scores of experts are sigmoids of what the router gives, and so are the weights of the
+  /// chosen ones (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
   bool sigmoid = false;
-  bool sums_to_one =
-      false;         ///< with sigmoid: the weights of a token's experts are scaled to sum to 1
+  bool choice_bias = false;  ///< a learned bias is added to the sigmoids when experts are chosen
+  /// With sigmoid: the weights of a token's experts are divided by their sum plus least_sum.
+  bool sums_to_one = false;
+  double least_sum = 1e-20;
   double scale = 1;  ///< the factor on all weights
   /// Experts lie in `groups` groups of equal size. A token goes through experts of the
   /// `chosen_groups` groups that score highest. A group's score is its highest score; with sigmoid,
@@ -279,6 +283,10 @@ struct ModelConfig {
   /// Returns whether a layer has an MLP or a mixture of experts.
   bool has_mlp(std::int64_t layer) const {
     return stored_layers.empty() || stored_layers[static_cast<std::size_t>(layer)].mlp >= 0;
+  }
+  /// Returns whether a layer has an MLP through which every token goes, beside a mixture or alone.
+  bool has_dense_mlp(std::int64_t layer) const {
+    return has_mlp(layer) && (!mixture.in(layer) || mixture.beside_mlp);
   }
   /// Returns the values of the state of a recurrent layer; 0: no layer has a state.
   std::int64_t state_size() const {

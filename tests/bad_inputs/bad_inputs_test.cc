@@ -74,7 +74,8 @@ std::string as_it_is(const std::string& text) { return text; }
 TEST(BadInputs, Configurations) {
   for (const char* table :
        {"config", "config_qwen2", "config_mixtral", "config_ministral3", "config_lfm2",
-        "config_granitemoehybrid", "config_nemotron_h", "config_gemma4", "config_latent"}) {
+        "config_granitemoehybrid", "config_nemotron_h", "config_nemotron_h_moe", "config_lfm2_moe",
+        "config_gemma4", "config_latent"}) {
     const TempDirectory folder;
     expect_all_refused(
         table, "config.json", as_it_is, [&](const auto&) { ModelConfig::load(folder.path()); },
@@ -177,7 +178,8 @@ TEST(BadInputs, TextsThatNothingIsWrongWithAreTaken) {
   const TempDirectory folder;
   for (const char* table :
        {"config", "config_qwen2", "config_mixtral", "config_ministral3", "config_lfm2",
-        "config_granitemoehybrid", "config_nemotron_h", "config_gemma4", "config_latent"}) {
+        "config_granitemoehybrid", "config_nemotron_h", "config_nemotron_h_moe", "config_lfm2_moe",
+        "config_gemma4", "config_latent"}) {
     folder.write("config.json", edited(bad_inputs(table).first, {}));
     EXPECT_NO_THROW(ModelConfig::load(folder.path())) << table;
   }

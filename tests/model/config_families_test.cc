@@ -554,16 +554,128 @@ TEST_F(ConfigFamilies, NemotronHasALayerOfTheFileForEachPart) {
     expect_error<FileError>([&] { with(c.changes); }, file() + ": ", c.says);
   }
   for (const Case& c :
-       {Case{{{"hybrid_override_pattern", "MEM*-M"}}, {"hybrid_override_pattern is", "MLPs (mlp, -)"}},
+       {Case{{{"hybrid_override_pattern", "MXM*-M"}}, {"hybrid_override_pattern is", "MLPs (mlp, -)"}},
         Case{{{"hybrid_override_pattern", "M--*-M"}}, {"one at a time"}},
+        Case{{{"hybrid_override_pattern", "M-E*-M"}}, {"one at a time"}},
         Case{{{"hybrid_override_pattern", "-MM*-M"}}, {"one at a time"}},
-        Case{{{"layers_block_type", {"moe"}}}, {"layers_block_type is [\"moe\"]"}},
+        Case{{{"layers_block_type", {"conv"}}}, {"layers_block_type is [\"conv\"]"}},
         Case{{{"use_bias", true}}, {"use_bias is true"}},
         Case{{{"mlp_hidden_act", "silu"}}, {"mlp_hidden_act is \"silu\"", "relu2"}},
         Case{{{"mamba_hidden_act", "relu"}}, {"mamba_hidden_act is \"relu\"", "silu"}}}) {
     SCOPED_TRACE(c.changes.dump());
     expect_error<Unsupported>([&] { with(c.changes); }, file() + ": ", c.says);
   }
+}
+
+TEST_F(ConfigFamilies, NemotronHasMixturesWhereThePatternSaysSo) {
+  const auto with = [&](Json changes) {
+    Json all = {{"hybrid_override_pattern", "MEM*EM-"},
+                {"num_hidden_layers", 7},
+                {"routed_scaling_factor", 2.5}};
+    all.update(changes);
+    return load(small("nemotron_h", all));
+  };
+  const ModelConfig config = with(Json::object());
+  const ExpertMixture& mixture = config.mixture;
+  ASSERT_EQ(config.attention.layers, 4);
+  EXPECT_EQ(mixture.layers, (std::vector<bool>{true, false, true, false}));
+  EXPECT_EQ(mixture.experts, 8);
+  EXPECT_EQ(mixture.per_token, 2);
+  EXPECT_EQ(mixture.intermediate_size, 7688);
+  EXPECT_EQ(mixture.shared_intermediate_size, 7688);
+  EXPECT_FALSE(mixture.shared_gate || mixture.beside_mlp || mixture.own_norms);
+  EXPECT_TRUE(mixture.sigmoid && mixture.sums_to_one && mixture.choice_bias);
+  EXPECT_EQ(mixture.scale, 2.5);
+  EXPECT_EQ(mixture.least_sum, 1e-20);
+  EXPECT_EQ(mixture.groups, 1);
+  EXPECT_TRUE(config.has_dense_mlp(3));
+  EXPECT_FALSE(config.has_dense_mlp(0) || config.has_dense_mlp(1));
+  EXPECT_FALSE(config.has_mlp_gate());
+  EXPECT_EQ(with({{"hybrid_override_pattern", "M-M*-M-"}}).mixture.experts, 0);
+  const ModelConfig named = with({{"layers_block_type", {"mamba", "moe", "attention"}},
+                                  {"hybrid_override_pattern", nullptr},
+                                  {"num_hidden_layers", 3},
+                                  {"norm_topk_prob", false},
+                                  {"n_routed_experts", 16},
+                                  {"num_experts_per_tok", 4},
+                                  {"n_group", 4},
+                                  {"topk_group", 2},
+                                  {"moe_shared_expert_intermediate_size", 48}});
+  EXPECT_EQ(named.mixture.layers, (std::vector<bool>{true, false}));
+  EXPECT_EQ(named.mixture.groups, 4);
+  EXPECT_EQ(named.mixture.chosen_groups, 2);
+  EXPECT_EQ(named.mixture.shared_intermediate_size, 48);
+  EXPECT_FALSE(named.mixture.sums_to_one);
+
+  struct Case {
+    Json changes;
+    std::vector<std::string_view> says;
+  };
+  for (const Case& c :
+       {Case{{{"n_routed_experts", 0}}, {"n_routed_experts is 0"}},
+        Case{{{"num_experts_per_tok", 9}}, {"num_experts_per_tok is 9", "n_routed_experts (8)"}},
+        Case{{{"n_group", 3}}, {"n_group is 3", "a divisor of n_routed_experts (8)"}},
+        Case{{{"moe_shared_expert_intermediate_size", 0}},
+             {"moe_shared_expert_intermediate_size is 0"}}}) {
+    SCOPED_TRACE(c.changes.dump());
+    expect_error<FileError>([&] { with(c.changes); }, file() + ": ", c.says);
+  }
+  for (const Case& c : {Case{{{"moe_latent_size", 1024}}, {"moe_latent_size is 1024", "null"}},
+                        Case{{{"n_shared_experts", 2}}, {"n_shared_experts is 2", "1"}},
+                        Case{{{"mlp_bias", true}}, {"mlp_bias is true", "false beside experts"}}}) {
+    SCOPED_TRACE(c.changes.dump());
+    expect_error<Unsupported>([&] { with(c.changes); }, file() + ": ", c.says);
+  }
+}
+
+TEST_F(ConfigFamilies, Lfm2HasMixturesBehindItsDenseLayers) {
+  const auto with = [&](Json changes) {
+    Json all = {{"layer_types", {"conv", "conv", "full_attention", "conv"}},
+                {"num_hidden_layers", 4}};
+    all.update(changes);
+    return load(small("lfm2_moe", all));
+  };
+  const ModelConfig config = with(Json::object());
+  const ExpertMixture& mixture = config.mixture;
+  EXPECT_EQ(mixture.layers, (std::vector<bool>{false, false, true, true}));
+  EXPECT_EQ(mixture.experts, 32);
+  EXPECT_EQ(mixture.per_token, 4);
+  EXPECT_EQ(mixture.intermediate_size, 1792);
+  EXPECT_EQ(mixture.shared_intermediate_size, 0);
+  EXPECT_TRUE(mixture.sigmoid && mixture.sums_to_one && mixture.choice_bias);
+  EXPECT_EQ(mixture.least_sum, 1e-6);
+  EXPECT_EQ(mixture.scale, 1);
+  EXPECT_GT(config.convolution.width, 0);
+  EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_TRUE(config.warnings.empty());
+  const ModelConfig other = with({{"num_dense_layers", 0},
+                                  {"use_expert_bias", false},
+                                  {"norm_topk_prob", false},
+                                  {"routed_scaling_factor", 2.0},
+                                  {"tie_embedding", false}});
+  EXPECT_TRUE(other.mixture.layers.empty());
+  EXPECT_FALSE(other.mixture.choice_bias || other.mixture.sums_to_one || other.tied_embeddings);
+  EXPECT_EQ(other.mixture.scale, 2);
+  EXPECT_EQ(with({{"num_dense_layers", 4}}).mixture.experts, 0);
+
+  struct Case {
+    Json changes;
+    std::vector<std::string_view> says;
+  };
+  for (const Case& c :
+       {Case{{{"num_experts", 0}}, {"num_experts is 0"}},
+        Case{{{"num_experts_per_tok", 33}}, {"num_experts_per_tok is 33", "num_experts (32)"}},
+        Case{{{"num_dense_layers", -1}}, {"num_dense_layers is -1"}},
+        Case{{{"use_expert_bias", 1}}, {"use_expert_bias is 1", "true or false"}},
+        Case{{{"routed_scaling_factor", 0}}, {"routed_scaling_factor is 0"}}}) {
+    SCOPED_TRACE(c.changes.dump());
+    expect_error<FileError>([&] { with(c.changes); }, file() + ": ", c.says);
+  }
+  expect_error<Unsupported>(
+      [&] {
+        with({{"conv_bias", true}});
+      },
+      file() + ": ", {"conv_bias is true", "false"});
 }
 
 TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {

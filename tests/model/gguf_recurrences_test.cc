@@ -1,4 +1,4 @@
-// LFM2, Granite 4 H and Nemotron-H in GGUF files: what their metadata says of layers and sizes, and
+// LFM2, Granite 4 H, Nemotron-H and Nemotron 3 in GGUF files: what their metadata says of layers and sizes, and
 // what is refused. What they compute is in the fixtures of parity_test.cc.
 #include <gtest/gtest.h>
 
@@ -115,6 +115,70 @@ TEST_F(GgufRecurrences, NemotronSaysWhichLayersAreMlps) {
   EXPECT_TRUE(found.warnings.empty()) << found.warnings.front();
 }
 
+TEST_F(GgufRecurrences, Nemotron3SaysItsExpertsAndDrafts) {
+  const gguf::File file = fixture("gguf-nemotron-h-moe");
+  const ModelConfig found = config(file);
+  EXPECT_EQ(found.model_type, "nemotron_h");
+  const ExpertMixture& mixture = found.mixture;
+  EXPECT_EQ(mixture.layers, (std::vector<bool>{true, true, false}));
+  EXPECT_EQ(mixture.experts, 6);
+  EXPECT_EQ(mixture.per_token, 2);
+  EXPECT_EQ(mixture.intermediate_size, 32);
+  EXPECT_EQ(mixture.shared_intermediate_size, 64);
+  EXPECT_TRUE(mixture.sigmoid && mixture.choice_bias && mixture.sums_to_one);
+  EXPECT_EQ(mixture.scale, 2.5);
+  EXPECT_EQ(mixture.groups, 1);
+  EXPECT_TRUE(found.warnings.empty()) << found.warnings.front();
+  EXPECT_EQ(found.attention.layers, 3);
+
+  // A block behind the layers that drafts tokens, as files of larger models have one.
+  gguf::File drafting = file;
+  drafting.set(gguf::number("nemotron_h_moe.block_count", 6));
+  drafting.set(gguf::number("nemotron_h_moe.nextn_predict_layers", 1));
+  drafting.set(gguf::integers("nemotron_h_moe.attention.head_count_kv", {0, 0, 1, 0, 0, 1}));
+  drafting.set(gguf::integers("nemotron_h_moe.feed_forward_length", {0, 32, 0, 32, 0, 32}));
+  gguf::Tensor norm = drafting.tensor("blk.0.attn_norm.weight");
+  norm.name = "blk.5.nextn.enorm.weight";
+  drafting.tensors.push_back(norm);
+  const Model model = Model::load(write(drafting));
+  EXPECT_EQ(model.config().attention.layers, 3);
+  EXPECT_TRUE(model.config().warnings.empty()) << model.config().warnings.front();
+
+  gguf::File plain = file;
+  plain.set(gguf::real("nemotron_h_moe.expert_weights_scale", 0));
+  plain.erase("nemotron_h_moe.expert_weights_norm");
+  plain.erase("nemotron_h_moe.expert_shared_count");
+  plain.erase("nemotron_h_moe.expert_group_count");
+  const ModelConfig other = config(plain);
+  EXPECT_EQ(other.mixture.scale, 1);
+  EXPECT_FALSE(other.mixture.sums_to_one);
+  EXPECT_EQ(other.mixture.groups, 1);
+}
+
+TEST_F(GgufRecurrences, Lfm2SaysItsExpertsBehindDenseLayers) {
+  const gguf::File file = fixture("gguf-lfm2-moe");
+  const ModelConfig found = config(file);
+  EXPECT_EQ(found.model_type, "lfm2_moe");
+  const ExpertMixture& mixture = found.mixture;
+  EXPECT_EQ(mixture.layers, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(mixture.experts, 6);
+  EXPECT_EQ(mixture.per_token, 2);
+  EXPECT_EQ(mixture.intermediate_size, 32);
+  EXPECT_EQ(found.intermediate_size, 64);
+  EXPECT_TRUE(mixture.sigmoid && mixture.choice_bias && mixture.sums_to_one);
+  EXPECT_EQ(mixture.least_sum, 1e-6);
+  EXPECT_EQ(mixture.scale, 1);
+  EXPECT_EQ(found.attention.state_size, (Sizes{128, 0, 128}));
+  EXPECT_TRUE(found.tied_embeddings);
+  EXPECT_TRUE(found.warnings.empty()) << found.warnings.front();
+
+  gguf::File unbiased = file;
+  std::erase_if(unbiased.tensors, [](const gguf::Tensor& one) {
+    return one.name.find("exp_probs_b") != one.name.npos;
+  });
+  EXPECT_FALSE(config(unbiased).mixture.choice_bias);
+}
+
 TEST_F(GgufRecurrences, NumbersThatCannotBeAreRefused) {
   const auto set = [](gguf::Value value) {
     return [value = std::move(value)](gguf::File& file) { file.set(value); };
@@ -141,6 +205,26 @@ TEST_F(GgufRecurrences, NumbersThatCannotBeAreRefused) {
       "gguf-nemotron-h",
       set(gguf::integers("nemotron_h.feed_forward_length", {0, 64, 0, 0, 64, 64, 64})),
       {"feed_forward_length is ", "0 for layer 5, which is attention"});
+  expect_refused<FileError>("gguf-nemotron-h-moe",
+                            set(gguf::number("nemotron_h_moe.expert_used_count", 7)),
+                            {"expert_used_count is 7"});
+  expect_refused<FileError>("gguf-nemotron-h-moe",
+                            set(gguf::number("nemotron_h_moe.expert_group_count", 4)),
+                            {"n_group", "a divisor of n_routed_experts (6)"});
+  expect_refused<FileError>(
+      "gguf-nemotron-h-moe",
+      set(gguf::integers("nemotron_h_moe.feed_forward_length", {0, 32, 0, 32})),
+      {"feed_forward_length is ", "each of the 5 layers"});
+  expect_refused<Unsupported>("gguf-nemotron-h-moe",
+                              set(gguf::number("nemotron_h_moe.expert_shared_count", 2)),
+                              {"n_shared_experts", "1"});
+  for (const char* of : {"gguf-nemotron-h-moe", "gguf-lfm2-moe"}) {
+    const std::string key =
+        (of == std::string_view("gguf-lfm2-moe") ? "lfm2moe" : "nemotron_h_moe") +
+        std::string(".expert_gating_func");
+    expect_refused<Unsupported>(of, set(gguf::number(key, 1)),
+                                {"expert_gating_func is 1", "sigmoids (2)"});
+  }
 }
 
 TEST_F(GgufRecurrences, TensorsThatTheNetworkDoesNotReadAreRefused) {
@@ -166,6 +250,23 @@ TEST_F(GgufRecurrences, TensorsThatTheNetworkDoesNotReadAreRefused) {
                               {"has tensor blk.1.ffn_gate.weight"});
   expect_refused<Unsupported>("gguf-nemotron-h", add("blk.1.attn_q.weight", "blk.5.attn_q.weight"),
                               {"has tensor blk.1.attn_q.weight"});
+  expect_refused<Unsupported>(
+      "gguf-nemotron-h-moe", add("blk.1.ffn_latent_down.weight", "blk.1.ffn_up_shexp.weight"),
+      {"has tensor blk.1.ffn_latent_down.weight"});
+  expect_refused<Unsupported>("gguf-nemotron-h-moe",
+                              add("blk.1.ffn_gate_exps.weight", "blk.1.ffn_up_exps.weight"),
+                              {"has tensor blk.1.ffn_gate_exps.weight"});
+  expect_refused<Unsupported>("gguf-nemotron-h-moe",
+                              add("blk.1.ffn_up.weight", "blk.1.ffn_up_shexp.weight"),
+                              {"has tensor blk.1.ffn_up.weight"});
+  expect_refused<Unsupported>("gguf-nemotron-h-moe",
+                              add("blk.0.exp_probs_b.bias", "blk.1.exp_probs_b.bias"),
+                              {"has tensor blk.0.exp_probs_b.bias"});
+  expect_refused<Unsupported>("gguf-lfm2-moe", add("blk.1.ffn_up.weight", "blk.0.ffn_up.weight"),
+                              {"has tensor blk.1.ffn_up.weight"});
+  expect_refused<Unsupported>(
+      "gguf-lfm2-moe", add("blk.0.ffn_up_exps.weight", "blk.1.ffn_up_exps.weight"),
+      {"has tensor blk.0.ffn_up_exps.weight"});
   expect_refused<FileError>(
       "gguf-granite-h",
       [](gguf::File& file) { file.tensor("blk.0.ssm_norm.weight").dims = {1, 64}; },

@@ -171,7 +171,7 @@ TEST_P(Hybrid, AnAttentionOfTheCallersHasNoStates) {
   EXPECT_THROW(model().logits(text(3), 0, [](const AttentionStep&) {}), Unsupported);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Hybrid, testing::Values("qwen3-5", "lfm2", "granite-h", "granite-h-moe", "nemotron-h"), [](const auto& one) {
+INSTANTIATE_TEST_SUITE_P(Kinds, Hybrid, testing::Values("qwen3-5", "lfm2", "granite-h", "granite-h-moe", "nemotron-h", "nemotron-h-moe", "lfm2-moe"), [](const auto& one) {
   std::string name = one.param;
   std::ranges::replace(name, '-', '_');
   return name;

@@ -58,7 +58,7 @@ std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::
   const std::int64_t mlp = of(config.intermediate_size_of(layer), config.mlp_bias);
   if (!mixture.in(layer)) return mlp;
   std::int64_t all = experts * of(mixture.intermediate_size, mixture.biases) +
-                     mixture.experts * (hidden + mixture.biases + mixture.sigmoid);
+                     mixture.experts * (hidden + mixture.biases + mixture.choice_bias);
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0)
     all += of(shared, false) + (mixture.shared_gate ? hidden : 0);
   if (mixture.own_norms) all += 4 * hidden + mixture.experts;
@@ -151,7 +151,9 @@ std::string mlp_text(const ModelConfig& config) {
   const std::string experts = fmt::format("{} experts of {}, {} a token", mixture.experts,
                                           mixture.intermediate_size, mixture.per_token);
   if (mixture.beside_mlp) return fmt::format("{} and {}", experts, mlp);
-  return mixture.layers.empty() ? experts : fmt::format("{} ({} in other layers)", experts, mlp);
+  for (std::int64_t l = 0; l < config.attention.layers; ++l)
+    if (config.has_dense_mlp(l)) return fmt::format("{} ({} in other layers)", experts, mlp);
+  return experts;
 }
 
 std::string scaling_text(const RopeScaling& scaling) {

@@ -235,7 +235,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   config.layer_scale = family.layer_scale;
   config.output_gate = family.output_gate;
   config.tied_embeddings = root.flag("tie_word_embeddings", family.tied_embeddings);
-  if (family.adjusts_intermediate_size)
+  if (family.convolution_kernel > 0)
     config.tied_embeddings = root.flag("tie_embedding", config.tied_embeddings);
   read_generation(root, family, generation_file, config);
   return config;

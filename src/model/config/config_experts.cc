@@ -21,7 +21,7 @@ const char* experts_key(const JsonObject& root, const Family& family) {
   constexpr const char* other = "num_local_experts";
   const auto& own = family.own_keys;
   const bool has_name = std::ranges::find(own, name) != own.end();
-  if (has_name && !family.mixture.switch_key.empty()) return name;  // which has one name alone
+  if (has_name && std::ranges::find(own, other) == own.end()) return name;
   if (!has_name || !root.contains(name)) return other;
   const Json* first = root.find(name);
   const Json* second = root.find(other);
@@ -52,15 +52,14 @@ std::vector<bool> expert_layers(const JsonObject& root, std::int64_t layers) {
   return has;
 }
 
-/// Which layers have experts in DeepSeek's families; empty: all.
+/// Which layers have experts in families whose first layers are dense; empty: all.
 std::vector<bool> layers_after_dense(const JsonObject& root, const FamilyMixture& own,
                                      std::int64_t layers) {
-  const std::int64_t dense =
-      root.integer("first_k_dense_replace", 0, max_positions, own.first_dense);
+  const std::int64_t dense = root.integer(own.first_dense_key, 0, max_positions, own.first_dense);
   std::vector<bool> has(static_cast<std::size_t>(layers));
   for (std::int64_t l = 0; l < layers; ++l) has[static_cast<std::size_t>(l)] = l >= dense;
-  constexpr const char* key = "mlp_layer_types";
-  if (const Json* types = root.find(key); types != nullptr) {
+  constexpr const char* key = "mlp_layer_types";  // of DeepSeek's families
+  if (const Json* types = root.find(key); types != nullptr && own.reads_groups) {
     const auto is_type = [](const Json& x) { return x == "dense" || x == "sparse"; };
     if (!types->is_array() || std::ssize(*types) != layers ||
         !std::all_of(types->begin(), types->end(), is_type)) {
@@ -69,21 +68,25 @@ std::vector<bool> layers_after_dense(const JsonObject& root, const FamilyMixture
     }
     for (std::size_t l = 0; l < types->size(); ++l) has[l] = (*types)[l] == "sparse";
   }
-  if (root.integer("moe_layer_freq", 1, max_positions, 1) != 1)
+  if (own.reads_groups && root.integer("moe_layer_freq", 1, max_positions, 1) != 1)
     root.unsupported("moe_layer_freq", "experts in each layer after the dense ones (1)");
   if (std::ranges::all_of(has, [](bool one) { return one; })) return {};
   return has;
 }
 
-/// How a router of DeepSeek's families chooses and weighs experts.
+/// How a router chooses and weighs experts: by sigmoids, or in groups.
 void read_choice(const JsonObject& root, const Family& family, ExpertMixture& mixture) {
   const FamilyMixture& own = family.mixture;
   mixture.sigmoid = own.sigmoid;
+  mixture.choice_bias =
+      own.sigmoid && (own.choice_bias_key.empty() || root.flag(own.choice_bias_key, true));
   mixture.softmax_over_all = !own.sigmoid;
+  mixture.least_sum = own.least_sum;
   mixture.scale = root.number("routed_scaling_factor", 1e-6, 1e6, own.scale);
   mixture.sums_to_one = root.flag("norm_topk_prob", own.norm_topk_prob);
   if (mixture.sums_to_one && !own.sigmoid)
     root.unsupported("norm_topk_prob", fmt::format("false in {}", family.name));
+  if (!own.reads_groups) return;
   const auto known = [&](const char* key, std::string_view value) {
     if (root.find(key) == nullptr || root.text(key) == value) return;
     root.unsupported(key, fmt::format("\"{}\" in {}", value, family.name));
@@ -113,6 +116,17 @@ void read_choice(const JsonObject& root, const Family& family, ExpertMixture& mi
   }
 }
 
+/// What would be another mixture in Nemotron-H: experts whose inputs are projected to a latent, and
+/// shared experts with biases or in another number.
+void check_parts_apart(const JsonObject& root) {
+  constexpr const char* latent = "moe_latent_size";
+  if (root.find(latent) != nullptr) root.unsupported(latent, "null: experts that read hidden_size");
+  constexpr const char* shared = "n_shared_experts";
+  if (root.integer(shared, 0, max_experts, 1) != 1) root.unsupported(shared, "1");
+  constexpr const char* bias = "mlp_bias";
+  if (root.flag(bias, false)) root.unsupported(bias, "false beside experts");
+}
+
 /// Keys of gpt-oss that its own code reads and transformers does not; and one that it misses.
 void check_gpt_oss_keys(const JsonObject& root, const ModelConfig& config) {
   if (root.find("rope_scaling") == nullptr && root.find("rope_parameters") == nullptr) {
@@ -136,6 +150,7 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   const FamilyMixture& own = family.mixture;
   if (own.experts == 0) return;
   ExpertMixture& mixture = config.mixture;
+  if (family.parts_apart && mixture.layers.empty()) return;
   const char* key = experts_key(root, family);
   const std::string switch_key(own.switch_key);
   const std::string per_token_key(own.per_token_key);
@@ -162,9 +177,8 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
                                  mixture.experts));
   }
   if (own.shared > 0) {
-    mixture.shared_intermediate_size =
-        root.integer("shared_expert_intermediate_size", 1, max_width, own.shared);
-    mixture.shared_gate = true;
+    mixture.shared_intermediate_size = root.integer(own.shared_size_key, 1, max_width, own.shared);
+    mixture.shared_gate = !own.shared_gate.empty();
   }
   if (own.shared_experts > 0) {
     mixture.shared_intermediate_size =
@@ -176,7 +190,8 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   mixture.biases = own.fused;
   mixture.beside_mlp = own.beside_mlp;
   mixture.own_norms = own.own_norms;
-  if (own.reads_groups) read_choice(root, family, mixture);
+  if (own.sigmoid || own.reads_groups) read_choice(root, family, mixture);
+  if (family.parts_apart) check_parts_apart(root);
   if (own.reads_layers) mixture.layers = expert_layers(root, config.attention.layers);
   if (own.first_dense >= 0) mixture.layers = layers_after_dense(root, own, config.attention.layers);
   if (std::ranges::none_of(mixture.layers, [](bool has) { return has; }) &&

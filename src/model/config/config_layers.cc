@@ -71,6 +71,7 @@ void settle_states(const JsonObject& root, std::string_view key, std::vector<std
 constexpr std::string_view mamba_part = "linear_attention";
 constexpr std::string_view attention_part = "full_attention";
 constexpr std::string_view mlp_part = "mlp";
+constexpr std::string_view experts_part = "moe";
 
 /// Where files say which part each of their layers is.
 std::string_view key_of_parts(const JsonObject& root) {
@@ -84,15 +85,16 @@ std::vector<std::string> read_parts(const JsonObject& root) {
   const std::string_view key = key_of_parts(root);
   const Json* given = root.find(key);
   constexpr std::string_view runs =
-      "attention (full_attention, *), Mamba-2 (linear_attention, M) "
-      "and MLPs (mlp, -), one in each layer";
+      "attention (full_attention, *), Mamba-2 (linear_attention, M), "
+      "MLPs (mlp, -) and experts (moe, E), one in each layer";
   std::vector<std::string> parts;
   const auto add = [&](const Json& name, std::string_view letters) {
     struct Part {
       std::string_view name, older, letter;
     };
-    for (const Part& part : {Part{mamba_part, "mamba", "M"}, Part{attention_part, "attention", "*"},
-                             Part{mlp_part, mlp_part, "-"}}) {
+    for (const Part& part :
+         {Part{mamba_part, "mamba", "M"}, Part{attention_part, "attention", "*"},
+          Part{mlp_part, mlp_part, "-"}, Part{experts_part, experts_part, "E"}}) {
       const bool is =
           letters.empty() ? name == part.name || name == part.older : letters == part.letter;
       if (is) parts.emplace_back(part.name);
@@ -299,16 +301,21 @@ void read_stored_layers(const JsonObject& root, std::int64_t most, ModelConfig& 
   if (count < 1 || count > most) root.fail(key, fmt::format("1 to {} layers", most));
   if (root.integer(again, 1, most, count) != count)
     root.fail(again, fmt::format("the number of layers of {} ({})", key, count));
+  std::vector<bool> has_experts;
   for (std::int64_t at = 0; at < count; ++at) {
-    const bool is_mlp = parts[static_cast<std::size_t>(at)] == mlp_part;
-    if (!is_mlp) {
+    const std::string& part = parts[static_cast<std::size_t>(at)];
+    if (part != mlp_part && part != experts_part) {
       config.stored_layers.push_back({at, -1});
+      has_experts.push_back(false);
     } else if (config.stored_layers.empty() || config.stored_layers.back().mlp >= 0) {
-      root.unsupported(key, "MLPs that follow attention or Mamba-2, one at a time");
+      root.unsupported(key, "MLPs and experts that follow attention or Mamba-2, one at a time");
     } else {
       config.stored_layers.back().mlp = at;
+      has_experts.back() = part == experts_part;
     }
   }
+  if (std::ranges::find(has_experts, true) != has_experts.end())
+    config.mixture.layers = std::move(has_experts);
   config.attention.layers = std::ssize(config.stored_layers);
 }
 

@@ -25,8 +25,8 @@ void read_rope(const JsonObject& root, const std::filesystem::path& file, const 
 void read_dual_chunk(const JsonObject& root, const std::filesystem::path& file,
                      ModelConfig& config);
 
-/// AttentionShape::layers and ModelConfig::stored_layers, of a family whose files have a layer for
-/// each part (config_layers.cc). most: layers of a file.
+/// AttentionShape::layers, ModelConfig::stored_layers and ExpertMixture::layers, of a family whose
+/// files have a layer for each part (config_layers.cc). most: layers of a file.
 void read_stored_layers(const JsonObject& root, std::int64_t most, ModelConfig& config);
 
 /// AttentionShape::sliding_window and state_size, the sizes of recurrent layers, and the layers

@@ -23,6 +23,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t most_number = std::int64_t{1} << 40;
+constexpr std::int64_t most_experts = 1024;
 constexpr double most_factor = 1e9;
 constexpr double most_pair_factor = 1e31;  // of pairs that are as good as not turned
 
@@ -71,16 +72,19 @@ constexpr std::array<std::string_view, 5> global_keys = {
     "embedding_length_per_layer_input", "rope.dimension_count_swa"};
 constexpr const char* growth_key = "attention.temperature_scale";
 constexpr const char* shared_expert_key = "expert_shared_feed_forward_length";
+constexpr const char* drafts_key = "nextn_predict_layers";
 constexpr const char* recurrent_layers_key = "attention.recurrent_layers";
 constexpr const char* sections_key = "rope.dimension_sections";
 constexpr std::array<std::string_view, 9> hybrid_keys = {
-    "ssm.conv_kernel",      "ssm.state_size",     "ssm.group_count",
-    "ssm.time_step_rank",   "ssm.inner_size",     "full_attention_interval",
-    "nextn_predict_layers", recurrent_layers_key, sections_key};
-constexpr std::array<std::string_view, 8> latent_keys = {
-    "attention.q_lora_rank",      "attention.kv_lora_rank",    "attention.key_length_mla",
-    "attention.value_length_mla", "leading_dense_block_count", "expert_shared_count",
-    "expert_group_count",         "expert_group_used_count"};
+    "ssm.conv_kernel",    "ssm.state_size",     "ssm.group_count",
+    "ssm.time_step_rank", "ssm.inner_size",     "full_attention_interval",
+    drafts_key,           recurrent_layers_key, sections_key};
+constexpr std::array<std::string_view, 4> latent_keys = {
+    "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+    "attention.value_length_mla"};
+constexpr std::array<std::string_view, 3> group_keys = {"expert_shared_count", "expert_group_count",
+                                                        "expert_group_used_count"};
+constexpr const char* dense_layers_key = "leading_dense_block_count";
 constexpr const char* sliding_base_key = "rope.freq_base_swa";
 constexpr const char* score_cap_key = "attn_logit_softcapping";
 constexpr const char* final_cap_key = "final_logit_softcapping";
@@ -102,6 +106,8 @@ bool has_sliding_rope(const Family& family) { return family.sliding_rope_theta >
 bool is_hybrid(const Family& family) { return family.delta.key_heads > 0; }
 bool has_mamba(const Family& family) { return family.mamba.sizes.heads > 0; }
 bool has_convolutions(const Family& family) { return family.convolution_kernel > 0; }
+/// Whether routers choose as DeepSeek's do: by sigmoids, or in groups.
+bool chooses(const Family& family) { return family.mixture.sigmoid || family.mixture.reads_groups; }
 
 /// name: a key of the metadata, behind the architecture's name.
 bool is_read(const Family& family, std::string_view name) {
@@ -120,7 +126,10 @@ bool is_read(const Family& family, std::string_view name) {
     return true;
   }
   if (has_convolutions(family) && name == convolution_key) return true;
-  if (family.parts_apart && name == same_epsilon_key) return true;
+  if (family.parts_apart && (name == same_epsilon_key || name == drafts_key)) return true;
+  if (family.mixture.reads_groups && std::ranges::find(group_keys, name) != group_keys.end())
+    return true;
+  if (family.mixture.first_dense >= 0 && name == dense_layers_key) return true;
   if (is_latent(family) && std::ranges::find(latent_keys, name) != latent_keys.end()) return true;
   if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
   if (has_sliding_rope(family) && name == sliding_base_key) return true;
@@ -205,10 +214,12 @@ class Translator {
     read_scales();
     if (has_windows(family_)) read_windows();
     if (family_.global_head_dim > 0) read_heads_of_layers();
-    if (is_latent(family_)) {
-      read_latent_experts();
-    } else if (architecture_.experts) {
-      read_experts();
+    if (architecture_.experts) {
+      if (chooses(family_)) {
+        read_chosen_experts();
+      } else {
+        read_experts();
+      }
     }
     read_tokens();
     refuse_other_tensors();
@@ -300,11 +311,12 @@ class Translator {
     const auto wrong = [&] {
       file_.fail(key, fmt::format("for each of the {} layers (block_count) 0 or one number from 1 "
                                   "to {}",
-                                  blocks_.layers, most));
+                                  blocks_.layers + blocks_.drafts, most));
     };
     std::int64_t found = 0;
-    if (std::ssize(all) != blocks_.layers) wrong();
-    for (const std::int64_t one : all) {
+    if (std::ssize(all) != blocks_.layers + blocks_.drafts) wrong();
+    for (std::int64_t l = 0; l < blocks_.layers; ++l) {
+      const std::int64_t one = all[static_cast<std::size_t>(l)];
       if (one < 0 || one > most || (one > 0 && found > 0 && one != found)) wrong();
       found = std::max(found, one);
       has.push_back(one > 0);
@@ -374,7 +386,10 @@ class Translator {
               prefix_ + "feed_forward_length",
               fmt::format("0 for layer {}, which is attention (attention.head_count_kv)", l));
         }
-        types.push_back(mlp ? "mlp" : is_recurrent(l) ? "linear_attention" : "full_attention");
+        const char* const without_mixer = architecture_.experts ? "moe" : "mlp";
+        types.push_back(mlp               ? without_mixer
+                        : is_recurrent(l) ? "linear_attention"
+                                          : "full_attention");
         if (types.back() != "linear_attention" && first == l) ++first;
       }
       config_["layers_block_type"] = types;
@@ -546,9 +561,10 @@ class Translator {
     const auto add = [&](std::string_view name) {
       const bool of_attention = name.starts_with("attn_") && !name.starts_with("attn_norm");
       const bool of_recurrence = name.starts_with("ssm_") || name.starts_with("shortconv.");
+      const bool of_mlp = name.starts_with("ffn_") || name == gguf_choice_bias;
       if (of_attention && !attention) return;
       if (of_recurrence && (!recurrent || (apart && has_mlp))) return;
-      if (name.starts_with("ffn_") && apart && !has_mlp) return;
+      if (of_mlp && apart && !has_mlp) return;
       names.emplace(name);
       if (!name.ends_with(".weight")) return;
       for (const char* kind : matrix_kinds)
@@ -559,22 +575,30 @@ class Translator {
       if (has_bias) add(fmt::format("{}.bias", name));
     };
     for (const auto& [ours, name] : architecture_.norms) add(fmt::format("{}.weight", name));
+    // An MLP beside a mixture is a shared expert in a file. Else it is in the first layers, or in
+    // none.
+    const FamilyMixture& mixture = family_.mixture;
+    const bool shared = architecture_.experts && (mixture.beside_mlp || mixture.shared > 0);
+    const bool mlps = !architecture_.experts || mixture.first_dense >= 0;
     for (const auto& [ours, name] : architecture_.parts) {
-      if (!architecture_.experts || !name.starts_with("ffn_")) add(name);
+      if (!name.starts_with("ffn_")) add(name);
     }
     const bool qkv_bias = config_.value("attention_bias", false);
     for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output"})
       add_biased(name, qkv_bias);
     const bool mlp_bias = config_.value("mlp_bias", false);
-    const char* ending = architecture_.experts ? "_shexp" : "";
+    const auto is_gate = [](std::string_view name) { return name.starts_with("ffn_gate"); };
     for (const char* name : {"ffn_gate", "ffn_up", "ffn_down"}) {
-      if (name == std::string_view("ffn_gate") && family_.relu_squared) continue;
-      add_biased(fmt::format("{}{}", name, ending), mlp_bias);
+      if (is_gate(name) && family_.relu_squared) continue;
+      if (mlps) add_biased(name, mlp_bias);
+      if (shared) add_biased(fmt::format("{}_shexp", name), mlp_bias);
     }
     if (!architecture_.experts) return names;
     add_biased(gguf_router, false);
-    add_biased(gguf_gate_up_experts, false);
-    for (const std::string_view name : gguf_experts()) add_biased(name, false);
+    if (architecture_.sigmoid) add(gguf_choice_bias);
+    if (!family_.relu_squared) add_biased(gguf_gate_up_experts, false);
+    for (const std::string_view name : gguf_experts())
+      if (!is_gate(name) || !family_.relu_squared) add_biased(name, false);
     return names;
   }
 
@@ -614,10 +638,12 @@ class Translator {
       const auto block = block_of(name);
       if (!block || *block >= blocks_.layers) return false;
       const bool mlp = !mlps_.empty() && mlps_[static_cast<std::size_t>(*block)];
+      const std::string in_layer(name.substr(name.find('.', 4) + 1));
       return (mlp                    ? in_mlp
               : is_recurrent(*block) ? in_recurrence
                                      : in_attention)
-          .contains(std::string(name.substr(name.find('.', 4) + 1)));
+                 .contains(in_layer) &&
+             fits_layer(*block, in_layer);
     };
     for (const auto& [name, tensor] : file_.tensors()) {
       if (is_draft(name)) continue;
@@ -630,6 +656,19 @@ class Translator {
           "layers; expected a model without it",
           path_text(file_.path()), printable_beginning(name), architecture_.name, blocks_.layers));
     }
+  }
+
+  /// Whether a layer reads a tensor, where the first layers have MLPs and the others experts.
+  bool fits_layer(std::int64_t layer, std::string_view name) const {
+    if (!dense_layers_) return true;
+    const bool of_experts = name == gguf_choice_bias || name.starts_with(gguf_router) ||
+                            name.find("_exps.") != name.npos || name.find("_shexp.") != name.npos;
+    const bool of_mlp = !of_experts && std::ranges::any_of(matrix_kinds, [&](const char* kind) {
+      return std::ranges::any_of(
+          std::array{"ffn_gate", "ffn_up", "ffn_down"},
+          [&](const char* part) { return name == fmt::format("{}{}", part, kind); });
+    });
+    return layer < *dense_layers_ ? !of_experts : !of_mlp;
   }
 
   /// Whether a tensor belongs to a block that drafts tokens.
@@ -889,19 +928,39 @@ class Translator {
     config_["layer_types"] = types;
   }
 
-  void read_latent_experts() {
-    constexpr std::int64_t most_experts = 1024;
+  /// Experts that are chosen by sigmoids, or in groups.
+  void read_chosen_experts() {
+    const FamilyMixture& own = family_.mixture;
     const std::int64_t experts = file_.integer(prefix_ + "expert_count", 1, most_experts);
-    config_["n_routed_experts"] = experts;
+    config_[own.reads_groups ? "n_routed_experts" : "num_experts"] = experts;
     experts_ = experts;
     config_["num_experts_per_tok"] = file_.integer(prefix_ + "expert_used_count", 1, experts);
     config_["moe_intermediate_size"] = size("expert_feed_forward_length");
-    config_["n_shared_experts"] = file_.integer(prefix_ + "expert_shared_count", 0, most_experts);
-    config_["first_k_dense_replace"] =
-        file_.integer(prefix_ + "leading_dense_block_count", 0, most_number, 0);
+    if (own.shared > 0) config_[std::string(own.shared_size_key)] = size(shared_expert_key);
+    if (own.first_dense >= 0) {
+      dense_layers_ = file_.integer(prefix_ + dense_layers_key, 0, most_number, 0);
+      config_[std::string(own.first_dense_key)] = *dense_layers_;
+    }
     const double scale = file_.number(prefix_ + "expert_weights_scale", 0, most_factor, 1);
     config_["routed_scaling_factor"] = scale == 0 ? 1 : scale;  // llama.cpp takes 0 for none
-    config_["norm_topk_prob"] = file_.flag(prefix_ + "expert_weights_norm", false);
+    // llama.cpp normalises weights where its converter does not say so.
+    config_["norm_topk_prob"] = file_.flag(prefix_ + "expert_weights_norm", !own.reads_groups);
+    if (!own.choice_bias_key.empty()) config_[std::string(own.choice_bias_key)] = has_choice_bias();
+    constexpr std::int64_t softmax = 1, sigmoids = 2;
+    const std::string gating = prefix_ + "expert_gating_func";
+    const std::int64_t function = file_.integer(gating, 0, INT32_MAX, 0);
+    if (function != 0 && function != softmax && function != sigmoids)
+      file_.unsupported(gating, "routers with a softmax (1) or sigmoids (2)");
+    if (own.sigmoid && function == softmax)
+      file_.unsupported(gating, fmt::format("sigmoids (2) in {}", architecture_.name));
+    if (own.reads_groups) read_groups(experts);
+  }
+
+  void read_groups(std::int64_t experts) {
+    const auto missing =
+        is_latent(family_) ? std::optional<std::int64_t>() : std::optional(std::int64_t{1});
+    config_["n_shared_experts"] =
+        file_.integer(prefix_ + "expert_shared_count", 0, most_experts, missing);
     const auto groups = [&](const char* key) {
       return std::max<std::int64_t>(1, file_.integer(prefix_ + key, 0, experts, 1));
     };
@@ -909,15 +968,15 @@ class Translator {
     config_["topk_group"] = groups("expert_group_used_count");
     if (!architecture_.sigmoid)
       config_["topk_method"] = config_["n_group"] == 1 ? "greedy" : "group_limited_greedy";
-    constexpr std::int64_t softmax = 1, sigmoids = 2;
-    const std::string gating = prefix_ + "expert_gating_func";
-    const std::int64_t function = file_.integer(gating, 0, INT32_MAX, 0);
-    if (function != 0 && function != softmax && function != sigmoids)
-      file_.unsupported(gating, "routers with a softmax (1) or sigmoids (2)");
+  }
+
+  bool has_choice_bias() const {
+    return std::ranges::any_of(file_.tensors(), [](const auto& tensor) {
+      return std::string_view(tensor.first).ends_with(gguf_choice_bias);
+    });
   }
 
   void read_experts() {
-    constexpr std::int64_t most_experts = 1024;
     const std::int64_t experts = file_.integer(prefix_ + "expert_count", 1, most_experts);
     if (!family_.mixture.switch_key.empty())
       config_[std::string(family_.mixture.switch_key)] = true;
@@ -1013,6 +1072,7 @@ class Translator {
   std::int64_t head_dim_ = 0;
   std::int64_t rotary_dim_ = 0;  // of families that turn a part of a head
   std::int64_t experts_ = 0;
+  std::optional<std::int64_t> dense_layers_;  // before the first that has experts
   GgufBlocks blocks_;
   std::vector<bool> recurrent_;  // of each layer; empty: none is
   std::vector<bool> mlps_;       // of each layer, where a layer is one part; empty: all have one

@@ -71,6 +71,31 @@ Family gemma4(Family own) {
   return own;
 }
 
+/// Adds what LFM2's models have in common to what one of them has of its own.
+Family lfm2(Family own) {
+  own.vocab_size = 65536;
+  own.kv_heads = 8;
+  own.max_position = 128000;
+  own.rms_norm_eps = 1e-5;
+  own.rms_norm_eps_key = "norm_eps";
+  own.tied_embeddings = true;
+  own.bos = 1;
+  own.eos = {2};
+  own.rope_theta = 1e6;
+  own.norms = {.before_attention = "operator_norm", .before_mlp = "ffn_norm"};
+  own.names = {.attention_output = "out_proj",
+               .q_norm = "q_layernorm",
+               .k_norm = "k_layernorm",
+               .mlp = "feed_forward.",
+               .mlp_projections = {"w1", "w3", "w2"},
+               .final_norm = "embedding_norm"};
+  own.qk_norm = true;
+  own.convolution_kernel = 3;
+  own.own_keys.insert(own.own_keys.end(), {"norm_eps", "conv_L_cache", "conv_bias", "layer_types",
+                                           "full_attn_idxs", "tie_embedding"});
+  return own;
+}
+
 /// Adds what families with latent attention have in common to what one of them has of its own.
 Family latent(Family own) {
   own.reads_attention_bias = true;
@@ -108,7 +133,7 @@ Family latent(Family own) {
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 27> all = {{
+  static const std::array<Family, 28> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -408,7 +433,11 @@ std::span<const Family> families() {
               .intermediate_size = 5632,
               .layers = 40,
               .kv_heads = 2,
-              .mixture = {.experts = 256, .per_token = 8, .intermediate_size = 512, .shared = 512},
+              .mixture = {.experts = 256,
+                          .per_token = 8,
+                          .intermediate_size = 512,
+                          .shared = 512,
+                          .shared_gate = "mlp.shared_expert_gate"},
               .own_keys = {"mlp_only_layers", "num_experts", "num_experts_per_tok",
                            "moe_intermediate_size", "shared_expert_intermediate_size"}}),
       // Qwen3-Next-80B-A3B.
@@ -425,56 +454,42 @@ std::span<const Family> families() {
                           .reads_softmax = true,
                           .norm_topk_prob = true,
                           .shared = 512,
+                          .shared_gate = "mlp.shared_expert_gate",
                           .reads_layers = true},
               .own_keys = {"num_experts", "num_experts_per_tok", "moe_intermediate_size",
                            "shared_expert_intermediate_size", "norm_topk_prob",
                            "decoder_sparse_step", "mlp_only_layers"}}),
       // LFM2 and 2.5, the dense models: 350M, 700M, 1.2B, 2.6B. Published files have further block_
       // and conv_ keys of their making.
-      {.name = "lfm2",
-       .vocab_size = 65536,
-       .hidden_size = 2560,
-       .intermediate_size = 12288,
-       .kv_heads = 8,
-       .max_position = 128000,
-       .rms_norm_eps = 1e-5,
-       .rms_norm_eps_key = "norm_eps",
-       .tied_embeddings = true,
-       .bos = 1,
-       .eos = {2},
-       .rope_theta = 1e6,
-       .norms = {.before_attention = "operator_norm", .before_mlp = "ffn_norm"},
-       .names = {.attention_output = "out_proj",
-                 .q_norm = "q_layernorm",
-                 .k_norm = "k_layernorm",
-                 .mlp = "feed_forward.",
-                 .mlp_projections = {"w1", "w3", "w2"},
-                 .final_norm = "embedding_norm"},
-       .qk_norm = true,
-       .convolution_kernel = 3,
-       .adjusts_intermediate_size = true,
-       .own_keys = {"norm_eps",
-                    "conv_L_cache",
-                    "conv_bias",
-                    "layer_types",
-                    "full_attn_idxs",
-                    "block_ff_dim",
-                    "block_auto_adjust_ff_dim",
-                    "block_ffn_dim_multiplier",
-                    "block_multiple_of",
-                    "tie_embedding",
-                    "block_dim",
-                    "block_mlp_init_scale",
-                    "block_norm_eps",
-                    "block_out_init_scale",
-                    "block_use_swiglu",
-                    "block_use_xavier_init",
-                    "conv_dim",
-                    "conv_dim_out",
-                    "conv_use_xavier_init",
-                    "num_heads",
-                    "use_pos_enc",
-                    "theta"}},
+      lfm2({.name = "lfm2",
+            .hidden_size = 2560,
+            .intermediate_size = 12288,
+            .adjusts_intermediate_size = true,
+            .own_keys = {"block_ff_dim", "block_auto_adjust_ff_dim", "block_ffn_dim_multiplier",
+                         "block_multiple_of", "block_dim", "block_mlp_init_scale", "block_norm_eps",
+                         "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init",
+                         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads",
+                         "use_pos_enc", "theta"}}),
+      // LFM2 8B-A1B and 24B-A2B.
+      lfm2({.name = "lfm2_moe",
+            .hidden_size = 2048,
+            .intermediate_size = 7168,
+            .mixture = {.experts = 32,
+                        .per_token = 4,
+                        .intermediate_size = 1792,
+                        .norm_topk_prob = true,
+                        .sigmoid = true,
+                        .least_sum = 1e-6,
+                        .choice_bias = "feed_forward.expert_bias",
+                        .choice_bias_key = "use_expert_bias",
+                        .first_dense = 2,
+                        .first_dense_key = "num_dense_layers",
+                        .router = "feed_forward.gate",
+                        .experts_at = "feed_forward.experts",
+                        .projections = {"w1", "w3", "w2"}},
+            .own_keys = {"moe_intermediate_size", "num_dense_layers", "num_experts",
+                         "num_experts_per_tok", "use_expert_bias", "routed_scaling_factor",
+                         "norm_topk_prob"}}),
       // Granite 3, and 4.0 where no layer is recurrent, in GGUF files.
       {.name = "granite",
        .vocab_size = 32000,
@@ -534,7 +549,8 @@ std::span<const Family> families() {
                     "time_step_limit",
                     "init_method",
                     "normalization_function"}},
-      // Nemotron-H and Nemotron Nano 2, whose MLPs are dense.
+      // Nemotron-H and Nemotron Nano 2, whose MLPs are dense, and Nemotron 3 Nano, which has
+      // mixtures.
       {.name = "nemotron_h",
        .vocab_size = 131072,
        .intermediate_size = 21504,
@@ -560,19 +576,60 @@ std::span<const Family> families() {
        .parts_apart = true,
        .relu_squared = true,
        .never_rope = true,
-       .own_keys = {"layer_norm_epsilon", "layers_block_type", "layer_types",
-                    "hybrid_override_pattern", "mlp_hidden_act", "mlp_bias", "attention_bias",
-                    "attention_head_dim", "mamba_num_heads", "mamba_head_dim", "mamba_hidden_act",
-                    "mamba_proj_bias", "mamba_ssm_cache_dtype", "n_groups", "ssm_state_size",
-                    "conv_kernel", "expand", "use_conv_bias", "use_bias", "use_mamba_kernels",
-                    "chunk_size", "time_step_limit", "time_step_min", "time_step_max",
-                    "time_step_floor", "time_step_rank", "num_logits_to_keep",
-                    "rescale_prenorm_residual", "residual_in_fp32",
-                    // of mixtures, which these models do not have
-                    "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
-                    "moe_intermediate_size", "moe_shared_expert_intermediate_size",
-                    "moe_shared_expert_overlap", "moe_latent_size", "routed_scaling_factor",
-                    "norm_topk_prob", "n_group", "topk_group", "mtp_layers_block_type",
+       .mixture = {.experts = 8,
+                   .per_token = 2,
+                   .intermediate_size = 7688,
+                   .norm_topk_prob = true,
+                   .shared = 7688,
+                   .shared_size_key = "moe_shared_expert_intermediate_size",
+                   .shared_at = "mixer.shared_experts",
+                   .sigmoid = true,
+                   .reads_groups = true,
+                   .choice_bias = "mixer.gate.e_score_correction_bias",
+                   .router = "mixer.gate",
+                   .experts_at = "mixer.experts",
+                   .projections = {"", "up_proj", "down_proj"}},
+       .own_keys = {"layer_norm_epsilon",
+                    "layers_block_type",
+                    "layer_types",
+                    "hybrid_override_pattern",
+                    "mlp_hidden_act",
+                    "mlp_bias",
+                    "attention_bias",
+                    "attention_head_dim",
+                    "mamba_num_heads",
+                    "mamba_head_dim",
+                    "mamba_hidden_act",
+                    "mamba_proj_bias",
+                    "mamba_ssm_cache_dtype",
+                    "n_groups",
+                    "ssm_state_size",
+                    "conv_kernel",
+                    "expand",
+                    "use_conv_bias",
+                    "use_bias",
+                    "use_mamba_kernels",
+                    "chunk_size",
+                    "time_step_limit",
+                    "time_step_min",
+                    "time_step_max",
+                    "time_step_floor",
+                    "time_step_rank",
+                    "num_logits_to_keep",
+                    "rescale_prenorm_residual",
+                    "residual_in_fp32",
+                    "n_routed_experts",
+                    "n_shared_experts",
+                    "num_experts_per_tok",
+                    "moe_intermediate_size",
+                    "moe_shared_expert_intermediate_size",
+                    "moe_shared_expert_overlap",
+                    "moe_latent_size",
+                    "routed_scaling_factor",
+                    "norm_topk_prob",
+                    "n_group",
+                    "topk_group",
+                    "mtp_layers_block_type",
                     "num_nextn_predict_layers"},
        .class_name = "nemotronh"},
       // DeepSeek-V2, V2-Lite.

@@ -55,18 +55,24 @@ struct FamilyMixture {
   std::int64_t per_token = 0;          ///< num_experts_per_tok
   std::int64_t intermediate_size = 0;  ///< of intermediate_size_key; 0: the MLPs' size is theirs
   std::string_view intermediate_size_key = "moe_intermediate_size";
-  bool reads_softmax = false;       ///< norm_topk_prob, whose false is softmax_over_all
-  bool norm_topk_prob = false;      ///< what it means when missing
-  std::int64_t shared = 0;          ///< shared_expert_intermediate_size; 0: no expert is shared
+  bool reads_softmax = false;   ///< norm_topk_prob, whose false is softmax_over_all
+  bool norm_topk_prob = false;  ///< what it means when missing
+  std::int64_t shared = 0;      ///< of shared_size_key; 0: no expert is shared
+  std::string_view shared_size_key = "shared_expert_intermediate_size";
   std::int64_t shared_experts = 0;  ///< n_shared_experts, whose widths add up; 0: likewise
   std::string_view shared_at = "mlp.shared_expert";
-  bool sigmoid = false;            ///< ExpertMixture::sigmoid
-  bool reads_groups = false;       ///< n_group, topk_group and routed_scaling_factor
-  std::int64_t groups = 1;         ///< n_group
-  std::int64_t chosen_groups = 1;  ///< topk_group
-  double scale = 1;                ///< routed_scaling_factor
-  std::int64_t first_dense = -1;   ///< first_k_dense_replace; -1: not read
-  bool reads_layers = false;       ///< decoder_sparse_step and mlp_only_layers
+  std::string_view shared_gate = "";  ///< ExpertMixture::shared_gate; empty: there is none
+  bool sigmoid = false;               ///< ExpertMixture::sigmoid
+  bool reads_groups = false;          ///< n_group and topk_group; experts are n_routed_experts
+  std::int64_t groups = 1;            ///< n_group
+  std::int64_t chosen_groups = 1;     ///< topk_group
+  double scale = 1;                   ///< routed_scaling_factor
+  double least_sum = 1e-20;           ///< ExpertMixture::least_sum
+  std::string_view choice_bias = "mlp.gate.e_score_correction_bias";  ///< with sigmoid
+  std::string_view choice_bias_key = "";  ///< a flag, true when missing; empty: there is a bias
+  std::int64_t first_dense = -1;          ///< of first_dense_key; -1: not read
+  std::string_view first_dense_key = "first_k_dense_replace";
+  bool reads_layers = false;  ///< decoder_sparse_step and mlp_only_layers
   std::string_view router = "mlp.gate";
   std::string_view experts_at = "mlp.experts";
   /// Of each expert, behind experts_at, its number and a dot.
@@ -164,15 +170,15 @@ struct Family {
   /// sizes are what missing keys mean (linear_num_key_heads and on).
   GatedDeltaNet delta = {};
   FamilyMamba mamba = {};  ///< layers are Mamba-2, by layer_types
-  /// A layer of the file is attention, Mamba-2 or an MLP, by layers_block_type or
-  /// hybrid_override_pattern.
+  /// A layer of the file is attention, Mamba-2, an MLP or a mixture of experts, by
+  /// layers_block_type or hybrid_override_pattern.
   bool parts_apart = false;
   /// Layers are short convolutions, by layer_types or full_attn_idxs, of conv_L_cache tokens (this
-  /// default) and hidden_size channels; 0: the family has no such layers.
+  /// default) and hidden_size channels; tie_embedding is another name for tie_word_embeddings. 0:
+  /// the family has no such layers.
   std::int64_t convolution_kernel = 0;
   /// block_auto_adjust_ff_dim, block_ffn_dim_multiplier and block_multiple_of say what becomes of
-  /// intermediate_size; block_ff_dim is another name for it, and tie_embedding for
-  /// tie_word_embeddings.
+  /// intermediate_size; block_ff_dim is another name for it.
   bool adjusts_intermediate_size = false;
   /// What missing keys mean (kv_lora_rank and on). kv_rank 0: attention is not latent.
   LatentAttention latent = {};

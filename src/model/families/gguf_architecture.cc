@@ -136,22 +136,25 @@ constexpr std::array<GgufName, 9> granite_parts = {
      {"mamba.out_proj.weight", "ssm_out.weight"}}};
 
 constexpr std::array<GgufName, 1> nemotron_norms = {{{"norm", "attn_norm"}}};
-constexpr std::array<GgufName, 14> nemotron_parts = {{{"mixer.q_proj.weight", "attn_q.weight"},
-                                                      {"mixer.k_proj.weight", "attn_k.weight"},
-                                                      {"mixer.v_proj.weight", "attn_v.weight"},
-                                                      {"mixer.o_proj.weight", "attn_output.weight"},
-                                                      {"mixer.up_proj.weight", "ffn_up.weight"},
-                                                      {"mixer.down_proj.weight", "ffn_down.weight"},
-                                                      {"mixer.in_proj.weight", "ssm_in.weight"},
-                                                      {"mixer.conv1d.weight", "ssm_conv1d.weight"},
-                                                      {"mixer.conv1d.bias", "ssm_conv1d.bias"},
-                                                      {"mixer.A_log", "ssm_a"},  // -exp of it
-                                                      {"mixer.dt_bias", "ssm_dt.bias"},
-                                                      {"mixer.D", "ssm_d"},
-                                                      {"mixer.norm.weight", "ssm_norm.weight"},
-                                                      {"mixer.out_proj.weight", "ssm_out.weight"}}};
+constexpr std::array<GgufName, 16> nemotron_parts = {
+    {{"mixer.q_proj.weight", "attn_q.weight"},
+     {"mixer.k_proj.weight", "attn_k.weight"},
+     {"mixer.v_proj.weight", "attn_v.weight"},
+     {"mixer.o_proj.weight", "attn_output.weight"},
+     {"mixer.up_proj.weight", "ffn_up.weight"},
+     {"mixer.down_proj.weight", "ffn_down.weight"},
+     {"mixer.shared_experts.up_proj.weight", "ffn_up_shexp.weight"},
+     {"mixer.shared_experts.down_proj.weight", "ffn_down_shexp.weight"},
+     {"mixer.in_proj.weight", "ssm_in.weight"},
+     {"mixer.conv1d.weight", "ssm_conv1d.weight"},
+     {"mixer.conv1d.bias", "ssm_conv1d.bias"},
+     {"mixer.A_log", "ssm_a"},  // -exp of it
+     {"mixer.dt_bias", "ssm_dt.bias"},
+     {"mixer.D", "ssm_d"},
+     {"mixer.norm.weight", "ssm_norm.weight"},
+     {"mixer.out_proj.weight", "ssm_out.weight"}}};
 
-constexpr std::array<GgufArchitecture, 25> architectures = {
+constexpr std::array<GgufArchitecture, 27> architectures = {
     {{.name = "deepseek2",
       .model_type = "deepseek_v2",
       .experts = true,
@@ -265,6 +268,13 @@ constexpr std::array<GgufArchitecture, 25> architectures = {
       .interleaved = false,
       .norms = lfm2_norms,
       .parts = lfm2_parts},
+     {.name = "lfm2moe",
+      .model_type = "lfm2_moe",
+      .experts = true,
+      .interleaved = false,
+      .norms = lfm2_norms,
+      .parts = lfm2_parts,
+      .sigmoid = true},
      {.name = "granite",
       .model_type = "granite",
       .experts = false,
@@ -287,7 +297,14 @@ constexpr std::array<GgufArchitecture, 25> architectures = {
       .experts = false,
       .interleaved = false,
       .norms = nemotron_norms,
-      .parts = nemotron_parts}}};
+      .parts = nemotron_parts},
+     {.name = "nemotron_h_moe",
+      .model_type = "nemotron_h",
+      .experts = true,
+      .interleaved = false,
+      .norms = nemotron_norms,
+      .parts = nemotron_parts,
+      .sigmoid = true}}};
 
 /// Whether routers score by sigmoids. Files of GLM-4.7-Flash do not say so, but have a bias for the
 /// choice, which routers with a softmax do not have.
@@ -346,7 +363,8 @@ GgufBlocks blocks_of(const GgufFile& file, const GgufArchitecture& architecture)
   const std::string prefix = std::string(architecture.name) + ".";
   GgufBlocks blocks;
   blocks.layers = file.integer(prefix + "block_count", 1, most_layers);
-  if (architecture.family().delta.key_heads == 0) return blocks;
+  const Family& family = architecture.family();
+  if (family.delta.key_heads == 0 && !(family.parts_apart && architecture.experts)) return blocks;
   blocks.drafts = file.integer(prefix + "nextn_predict_layers", 0, blocks.layers - 1, 0);
   blocks.layers -= blocks.drafts;
   return blocks;

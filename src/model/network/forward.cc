@@ -36,13 +36,15 @@ void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64
   const ExpertMixture& mixture = config.mixture;
   const std::int64_t f32 = bytes_of(DType::f32);
   const bool any = mixture.experts > 0;
-  const bool only_experts = any && mixture.layers.empty() && !mixture.beside_mlp;
+  bool any_dense = false;
+  for (std::int64_t l = 0; l < config.attention.layers; ++l)
+    any_dense = any_dense || config.has_dense_mlp(l);
   const std::int64_t tokens = any ? std::min(chunk, mixture_tokens(mixture)) : 0;
   const std::int64_t slots = tokens * mixture.per_token;
   const std::int64_t values = std::max(
-      only_experts ? 0
-                   : std::min(chunk, mlp_tokens) *
-                         std::max(config.intermediate_size, config.sharing_intermediate_size),
+      any_dense ? std::min(chunk, mlp_tokens) *
+                      std::max(config.intermediate_size, config.sharing_intermediate_size)
+                : 0,
       std::max(slots * mixture.intermediate_size, tokens * mixture.shared_intermediate_size));
   // What experts give lies where gate and up were, which are behind each other.
   const std::int64_t half = Pieces::rounded(values * f32) / f32;

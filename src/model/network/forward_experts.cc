@@ -20,6 +20,7 @@ void Forward::choose_experts(const MixtureWeights& w, const std::byte* operand,
                         .over_all = mixture.softmax_over_all,
                         .sigmoid = mixture.sigmoid,
                         .sums_to_one = mixture.sums_to_one,
+                        .least_sum = static_cast<float>(mixture.least_sum),
                         .scale = static_cast<float>(mixture.scale),
                         .groups = mixture.groups,
                         .chosen_groups = mixture.chosen_groups,
@@ -55,9 +56,10 @@ void Forward::run_experts(const MixtureWeights& w, const std::byte* operand, std
   }
   const ExpertProduct gate_up[] = {{&w.gate, w.gate_biases.data, a_.gate},
                                    {&w.up, w.up_biases.data, a_.up}};
+  const std::span inputs = std::span(gate_up).subspan(config_.has_mlp_gate() ? 0 : 1);
   const ExpertProduct down[] = {{&w.down, w.down_biases.data, a_.parts}};
   begin(Phase::matmul);
-  device_->expert_products(gate_up, operand, sharing, rows);
+  device_->expert_products(inputs, operand, sharing, rows);
   activate(rows.count * mixture.intermediate_size);
   begin(Phase::matmul);
   device_->expert_products(down, a_.mlp, 1, rows);
@@ -75,8 +77,10 @@ void Forward::shared_expert(const MixtureWeights& w, const std::byte* operand, s
             operand, tokens);
     begin(Phase::other);
     device_->scale_rows(a_.shared_weight, tokens, width, a_.up);
-  } else {
+  } else if (config_.has_mlp_gate()) {
     project({{w.shared_gate, nullptr, a_.gate}, {w.shared_up, nullptr, a_.up}}, operand, tokens);
+  } else {
+    project({{w.shared_up, nullptr, a_.up}}, operand, tokens);
   }
   activate(tokens * width);
   project({{w.shared_down, nullptr, x}}, a_.mlp, tokens, true);

@@ -75,7 +75,7 @@ class DescribedCheckpoint : public Checkpoint {
 
   /// The bias for the choice of experts is never rounded.
   std::int64_t vector(const std::string& name, std::span<float> to) const override {
-    const bool whole = name.ends_with(".e_score_correction_bias");
+    const bool whole = name.ends_with(".e_score_correction_bias") || name.ends_with(".expert_bias");
     return std::ssize(to) * bytes_of(whole ? DType::f32 : dtype_);
   }
 

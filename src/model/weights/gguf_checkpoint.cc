@@ -63,7 +63,8 @@ std::optional<LayerPart> layer_part(std::string_view name) {
 /// Of a matrix of an MLP ("ffn_up.weight"): beside a mixture of experts it is called otherwise.
 std::string beside_experts(const GgufArchitecture& architecture, std::string_view name) {
   const std::size_t dot = name.find('.');
-  if (!architecture.experts || !name.starts_with("ffn_")) return std::string(name);
+  const bool beside = architecture.experts && architecture.family().mixture.beside_mlp;
+  if (!beside || !name.starts_with("ffn_")) return std::string(name);
   return fmt::format("{}_shexp{}", name.substr(0, dot), name.substr(dot));
 }
 
@@ -79,8 +80,7 @@ std::string gguf_name(const GgufArchitecture& architecture, std::string_view nam
     return fmt::format("blk.{}.{}", in_layer->layer, beside_experts(architecture, own));
   if (const std::string_view whole = renamed(architecture.scales, part); in_layer && !whole.empty())
     return fmt::format("blk.{}.{}", in_layer->layer, whole);
-  if (in_layer &&
-      part == fmt::format("{}.e_score_correction_bias", architecture.family().mixture.router))
+  if (in_layer && part == architecture.family().mixture.choice_bias)
     return fmt::format("blk.{}.{}", in_layer->layer, gguf_choice_bias);
   const std::size_t last = part.rfind('.');
   const std::string_view module = part.substr(0, last);

@@ -79,8 +79,10 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0) {
     const std::string expert = fmt::format("{}{}.", at, names.shared_at);
     if (mixture.shared_gate)
-      weights.shared_weight = placer.unrounded(at + "mlp.shared_expert_gate.weight", 1, hidden);
-    weights.shared_gate = placer.matrix(expert + "gate_proj.weight", shared, hidden);
+      weights.shared_weight =
+          placer.unrounded(fmt::format("{}{}.weight", at, names.shared_gate), 1, hidden);
+    if (config.has_mlp_gate())
+      weights.shared_gate = placer.matrix(expert + "gate_proj.weight", shared, hidden);
     weights.shared_up = placer.matrix(expert + "up_proj.weight", shared, hidden);
     weights.shared_down = placer.matrix(expert + "down_proj.weight", hidden, shared);
   }
@@ -93,8 +95,9 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
     weights.output_norm = placer.vector(at + "post_feedforward_layernorm_2.weight", hidden);
     weights.mlp_output_norm = placer.vector(at + "post_feedforward_layernorm_1.weight", hidden);
   }
-  if (mixture.sigmoid)
-    weights.choice_bias = placer.vector(router + "e_score_correction_bias", mixture.experts);
+  if (mixture.choice_bias)
+    weights.choice_bias =
+        placer.vector(fmt::format("{}{}", at, names.choice_bias), mixture.experts);
   if (names.stacked) {
     const auto stacked = [&](std::size_t tensor, std::int64_t out, std::int64_t in,
                              std::int64_t part, std::int64_t parts) {
@@ -122,7 +125,7 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
   const auto named = [&](std::size_t projection, std::int64_t out, std::int64_t in) {
     return placer.named_experts(experts, names.projections[projection], mixture, out, in);
   };
-  weights.gate = named(0, width, hidden);
+  if (config.has_mlp_gate()) weights.gate = named(0, width, hidden);
   weights.up = named(1, width, hidden);
   weights.down = named(2, hidden, width);
   return weights;
@@ -371,7 +374,7 @@ Weights place(Placer& placer, const ModelConfig& config) {
     if (config.mixture.in(l)) {
       layer.mixture = place_mixture(placer, config, family.mixture, mlp_at);
     }
-    if (has_mlp && (!config.mixture.in(l) || config.mixture.beside_mlp)) {
+    if (config.has_dense_mlp(l)) {
       place_mlp(placer, config, family, fmt::format("{}{}", mlp_at, family.names.mlp),
                 config.intermediate_size_of(l), layer);
     }

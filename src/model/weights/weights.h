@@ -26,18 +26,18 @@ struct Vector {
 struct MixtureWeights {
   Matrix router;                  // [experts, hidden], never rounded
   Vector router_bias;             // [experts]; empty: none, as below
-  ExpertMatrices gate, up, down;  // of each expert
+  ExpertMatrices gate, up, down;  // of each expert; gate: ModelConfig::has_mlp_gate
   Vector gate_biases, up_biases;  // [experts, width of an expert]
   Vector down_biases;             // [experts, hidden]
   // With ExpertMixture::own_norms. [hidden]: what the router reads, with its factors; what the
   // experts read and give; what the MLP gives. [experts]: factors of the weights of experts.
   Vector router_norm, input_norm, output_norm, mlp_output_norm, expert_scales;
-  Vector choice_bias;  // [experts], ExpertMixture::sigmoid; empty: none
-  // Of the expert that all tokens share. shared_weight: [1, hidden], never rounded; no elements:
-  // ExpertMixture::shared_gate is false.
+  Vector choice_bias;  // [experts], ExpertMixture::choice_bias; empty: none
+  // Of the expert that all tokens share, which has a gate if the others have one. shared_weight:
+  // [1, hidden], never rounded; no elements: ExpertMixture::shared_gate is false.
   Matrix shared_weight, shared_gate, shared_up, shared_down;
 
-  bool empty() const { return gate.data.empty(); }
+  bool empty() const { return up.data.empty(); }
 };
 
 /// In place of attention.
