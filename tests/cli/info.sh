@@ -15,6 +15,7 @@ errors() { [ "$(wc -l <log)" -eq 1 ] && grep -q "^topkv: error: .*$1" log; }
 info "$model"
 holds 'info of a whole model ends with 0' test $? -eq 0
 holds 'and warns of nothing' test ! -s log
+holds 'it does not warn of lengths that the model was made for' sh -c '! grep -q "may be worthless" out'
 holds 'it tells what weights take' grep -q '^model .*, weights 27.0 MiB$' out
 size=$(sed -n 's/.*weights \(.*\)$/\1/p' out)
 
@@ -101,6 +102,7 @@ for name in qwen3-5 qwen3-5-moe qwen3-next; do
   holds "the parameters of $name are those of its tensors" grep -q "\"parameters\":$(elements_of "$fixtures/$name")[,}]" out
 done
 info "$fixtures/qwen3-5"
+holds 'the first length beyond the positions is told' grep -q '^[0-9]* tokens are more than the [0-9]* positions that the model was made for' out
 holds 'states of a hybrid are told' grep -q '^states      20.1 KiB in 3 of 4 layers, however long the text is$' out
 
 end

@@ -318,6 +318,12 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
     rows.push_back({format_count(tokens), byte_text(need.bytes), need.fits ? "yes" : "no"});
   }
   fmt::print("{}", format_table({{"context", "KV rows", "fits here"}, rows, {true, true, false}}));
+  for (const std::int64_t tokens : lengths) {
+    const std::string beyond = config.beyond_reach(tokens);
+    if (beyond.empty()) continue;
+    fmt::print("\n{}\n", beyond);
+    break;  // the shortest of them says enough
+  }
 }
 
 int run_info(const InfoFlags& flags) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -142,8 +143,11 @@ void read_global_heads(const JsonObject& root, const std::filesystem::path& file
         root.integer(input, 0, max_width / attention.layers, family.layer_input_size);
   }
   if (config.layer_inputs.size > 0) {
-    config.layer_inputs.vocab = root.integer("vocab_size_per_layer_input", config.vocab_size,
-                                             std::int64_t{1} << 24, family.vocab_size);
+    // A row of the table has a number of 32 bits, as a token has.
+    const std::int64_t most = std::numeric_limits<Token>::max() / attention.layers;
+    config.layer_inputs.vocab =
+        root.integer("vocab_size_per_layer_input", config.vocab_size,
+                     std::min(std::int64_t{1} << 24, most), family.vocab_size);
   }
 }
 
