@@ -144,6 +144,7 @@ SPECIAL = {
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
         "max_seq_len": 512,
     },
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
@@ -152,6 +153,7 @@ SPECIAL = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": MAMBA},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "longcat_flash": {"head_dim": 8},  # of RoPE
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
     "nemotron_h": {
         "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],

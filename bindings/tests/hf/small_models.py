@@ -13,6 +13,7 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mistral4ForCausalLM,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -146,6 +147,22 @@ RECURRENT = {
         "shared_intermediate_size": 32,
         "attention_multiplier": 0.2,
     },
+    # Its layers with full attention cache a latent.
+    "kimi_linear": {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 96},
     "lfm2_moe": _EXPERTS | {"layer_types": ["full_attention", "conv", "full_attention"]},
     "nemotron_h": {
@@ -180,6 +197,72 @@ RECURRENT = {
     "zaya": {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
 }
 
+# Model types whose layers cache a latent (MLA), in sizes that all differ.
+_LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_ROUTED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+LATENT = {
+    "axk1": _LATENT | _ROUTED,
+    "deepseek_v2": _LATENT | _ROUTED | {"q_lora_rank": None, "first_k_dense_replace": 1},
+    "deepseek_v3": _LATENT | _ROUTED | {"first_k_dense_replace": 1, "rope_parameters": _YARN},
+    "glm4_moe_lite": _LATENT | _ROUTED,
+    "longcat_flash": _LATENT
+    | {
+        "num_hidden_layers": None,
+        "num_layers": 2,
+        "head_dim": 8,  # of RoPE
+        "n_routed_experts": 4,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+    },
+    "minicpm3": _LATENT | {"initializer_range": 0.3},
+    # Queries grow with their position.
+    "mistral4": _LATENT
+    | _ROUTED
+    | {
+        "first_k_dense_replace": 1,
+        "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.3, "partial_rotary_factor": 8 / 24},
+    },
+    "youtu": _LATENT,
+}
+
+# Model types that the lowest version of transformers does not have.
+NEWER = {
+    "bailing_hybrid": _LATENT
+    | _ROUTED
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "first_k_dense_replace": 1,
+    },
+}
+
 # Recurrences that begin anew in a call of several tokens: transformers' selective scan.
 RESTARTING = {
     "jamba": {
@@ -211,15 +294,18 @@ EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 def make_config(family: str):
     if family in FAMILIES:
         return FAMILIES[family]()
-    given = _COMMON | (OTHERS | RECURRENT | RESTARTING)[family]
-    if given["head_dim"] is None:  # what hidden_size leaves
-        del given["head_dim"]
+    given = _COMMON | (OTHERS | RECURRENT | RESTARTING | LATENT | NEWER)[family]
+    for name in ("head_dim", "num_hidden_layers"):  # what other sizes leave
+        if given[name] is None:
+            del given[name]
     return AutoConfig.for_model(family, **given)
 
 
 def make_model(family: str, device, dtype=torch.float32):
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(make_config(family), **EAGER)
+    # The auto class has no model of mistral4, which is the text model of another one.
+    make = Mistral4ForCausalLM._from_config if family == "mistral4" else AutoModelForCausalLM.from_config
+    model = make(make_config(family), **EAGER)
     return model.to(device=device, dtype=dtype).eval()
 
 

@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 
 from small_models import (
     FAMILIES,
+    LATENT,
     OTHERS,
     RECURRENT,
     RESTARTING,
@@ -62,8 +63,8 @@ def test_greedy_tokens_equal_those_of_dynamic_cache(family, chunk, device):
         assert torch.equal(found, expected)
 
 
-def test_the_families_that_are_named_are_those_that_run_here_and_in_test_recurrences():
-    named = (*FAMILIES, *OTHERS, *RECURRENT, *RESTARTING)
+def test_the_families_that_are_named_are_those_that_run_here_and_in_other_files():
+    named = (*FAMILIES, *OTHERS, *RECURRENT, *RESTARTING, *LATENT)
     assert {make_config(x).model_type for x in named} == set(hf.FAMILIES)
 
 

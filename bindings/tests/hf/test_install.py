@@ -9,9 +9,9 @@ from small_models import FAMILIES, assert_greedy, dtype_of, make_config, make_id
 from topkv import InvalidArgument, Unsupported
 from topkv import hf
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     BloomConfig,
-    DeepseekV3Config,
     DynamicCache,
     Gemma2Config,
     MambaConfig,
@@ -226,7 +226,7 @@ def test_shards_without_processes_are_refused(device):
 
 
 UNSUPPORTED = {
-    "MLA": (DeepseekV3Config(), "MLA"),
+    "indexer": (AutoConfig.for_model("deepseek_v32"), "by an indexer of its own"),
     "cross attention": (T5Config(), "encoder-decoder"),
     "no attention": (MambaConfig(), "every layer has a state of fixed size"),
     "attention code of its own": (BloomConfig(), "BloomAttention .* attends in its own way"),

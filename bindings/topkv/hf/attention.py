@@ -7,15 +7,16 @@ earlier name is part of topkv's name: "topkv:sdpa".
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from topkv import InvalidArgument, Unsupported
+from topkv import Unsupported
 from topkv.hf import plain
+from topkv.hf.handle import Handle
+from topkv.hf.latent import Absorbed
 from topkv.hf.mask import mask_function, require_causal, require_described
 from topkv.hf.positions import require_continuation
 
@@ -24,52 +25,6 @@ _BLOCK = {"sdpa": 2048, "eager": 512}
 
 #: compressed-tensors' attention for checkpoints that round more than weights and the KV cache.
 _ROUNDS_QUERIES = "ct_hooked_attention"
-
-
-class Handle:
-    """A TopkCache gives this to a model in place of K and V; only attention "topkv" can use it.
-
-    layer: a topkv layer; keys and values are the new tokens' K and V. None: a layer with a sliding
-    window; keys and values are the whole result of transformers' own cache layer.
-    attended: is called when the attention of a sliding-window layer is computed.
-    taken: the rows have these keys and values. They are there only for layers that share them.
-    """
-
-    __slots__ = ("layer", "keys", "values", "attended", "taken")
-
-    def __init__(
-        self,
-        layer: Any,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        attended: Callable[[], None] | None = None,
-    ):
-        self.layer = layer
-        self.keys = keys
-        self.values = values
-        self.attended = attended
-        self.taken = False
-
-    @staticmethod
-    def _refuse() -> InvalidArgument:
-        return InvalidArgument(
-            "the model uses the K and V of a TopkCache itself, and they are not tensors. Perhaps it "
-            "attends with another implementation than topkv: make the cache with the model's own "
-            "config object, TopkCache(model.config), and do not call set_attn_implementation after "
-            "that. If its layers do more with K and V than attend, topkv cannot serve it"
-        )
-
-    def to(self, *_: Any, **__: Any) -> Handle:
-        """Itself. Layers that share K and V move them to their own device, and topkv serves a model on
-        one device."""
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        raise self._refuse()
-
-    @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
-        raise cls._refuse()
 
 
 def _implementation(module: torch.nn.Module, base: str) -> Any:
@@ -148,6 +103,12 @@ def _attend_topkv(
     }
     given = {"scaling": scaling, "dropout": dropout, **others}
     given |= {x: y for x, y in (("softcap", softcap), ("s_aux", s_aux)) if y is not None}
+    if kv.are_latents:
+        absorbed = Absorbed(module, query, kv.keys, kv.values)
+        absorbed.require_formula(how, given)
+        kv.keys = kv.values = None
+        return absorbed.output(kv.layer.attend(absorbed.query(), absorbed.rows, None, **how))
+    plain.require_equal_heads(query, kv.keys, kv.values)
     plain.require_formula(module, query, kv.keys, kv.values, how, given)
     if kv.taken:
         out = kv.layer.attend_for(getattr(module, "layer_idx", None), query, **how)

@@ -11,7 +11,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
 import topkv
 from topkv import InvalidArgument, Unsupported
-from topkv.hf import families, kept, texts
+from topkv.hf import families, kept, latent, texts
 from topkv.hf.attention import base_of, implementation_over
 from topkv.hf.calls import CacheCalls
 from topkv.hf.engine import Engine
@@ -116,11 +116,14 @@ class TopkCache(CacheCalls):
         if index is None:
             given["index"] = topkv.IndexSpec.default_for(families.head_dim(config)).text
         layers = len(families.served(config)) + len(families.shared_rows(config))
-        engine = Engine(State(make_options(layers, given)))
+        has_latents = families.has_latents(config)
+        engine = Engine(State(make_options(layers, given, has_latents)))
         inner = families.text_config(config)
         if base_of(inner._attn_implementation) is None:
             inner._attn_implementation = implementation_over(inner._attn_implementation or "eager")
         watch()
+        if has_latents:
+            latent.watch_layers(families.model_code(inner))
         self._start(config, engine)
 
     def _start(self, config: Any, engine: Engine) -> None:
@@ -168,11 +171,14 @@ class TopkCache(CacheCalls):
     ) -> TopkCache:
         """Returns a cache over a text that topkv.Model, or your own ContextBuilder, has read.
 
-        For models whose layers are all full attention: a context has no state of other layers.
+        For models whose layers are all full attention over K and V: a context has no state of other
+        layers, and rows of latents have no one order.
 
         tokens: all ids of the text. With them generate refuses another text; without them nothing
         checks it."""
-        return texts.over(cls(config, **options), context, tokens)
+        cache = cls(config, **options)
+        texts.check_origin(cache, context)
+        return texts.over(cache, context, tokens)
 
     @classmethod
     def from_file(

@@ -11,8 +11,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from topkv import InvalidArgument
 from topkv.hf import kept
-from topkv.hf.attention import Handle
 from topkv.hf.engine import Engine
+from topkv.hf.handle import Handle
 from topkv.hf.layer import TopkLayer
 from topkv.hf.mask import Length
 from topkv.hf.options import integer

@@ -72,6 +72,11 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def cache_argument() -> str:
+    """The name of the argument by which models and generate pass a cache on. generate itself takes both."""
+    return "cache" if version() >= (5, 24) else "past_key_values"
+
+
 def missing() -> list[str]:
     """The internals of transformers that topkv.hf reads and does not find as expected."""
     lacks = []

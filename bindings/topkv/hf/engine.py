@@ -47,8 +47,8 @@ class Engine(Passes):
 
         query [batch, q_heads, tokens, head_dim], keys and values [batch, kv_heads, tokens, head_dim],
         or None in a layer that attends the rows of another layer -> [batch, tokens, q_heads,
-        head_dim]. Such a layer may be given the last tokens' queries only. sink_scores: [q_heads], one
-        more score under the softmax, with a value of zero."""
+        head_dim]. Such a layer may be given the last tokens' queries only. values is None if keys are
+        values. sink_scores: [q_heads], one more score under the softmax, with a value of zero."""
         with on_device_of(query):
             return self._attend(layer, query, keys, values, scale, softcap, sink_scores)
 
@@ -216,7 +216,7 @@ class Engine(Passes):
         self,
         query: torch.Tensor,
         keys: torch.Tensor,
-        values: torch.Tensor,
+        values: torch.Tensor | None,
         scale: float,
         softcap: float,
     ) -> Rows:

@@ -24,14 +24,18 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.models.auto import modeling_auto
 
 from topkv import Unsupported
+from topkv.hf import latent
 from topkv.hf.compat import layer_types as types_of_text_config
 
 #: Text configs whose models the tests compare with transformers' own cache. The checks above decide
 #: about others.
 FAMILIES = (
     "arcee",
+    "axk1",
     "cohere",
     "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
     "ernie4_5",
     "exaone4",
     "falcon_h1",
@@ -42,6 +46,7 @@ FAMILIES = (
     "gemma4_text",
     "glm",
     "glm4",
+    "glm4_moe_lite",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
@@ -49,10 +54,14 @@ FAMILIES = (
     "granitemoe",
     "granitemoehybrid",
     "jamba",
+    "kimi_linear",
     "lfm2",
     "lfm2_moe",
     "llama",
+    "longcat_flash",
+    "minicpm3",
     "mistral",
+    "mistral4",
     "mixtral",
     "nemotron",
     "nemotron_h",
@@ -73,6 +82,7 @@ FAMILIES = (
     "smollm3",
     "stablelm",
     "starcoder2",
+    "youtu",
     "zamba",
     "zamba2",
     "zaya",
@@ -214,15 +224,23 @@ def _full_layers(config: Any) -> list[Any]:
     return full or configs
 
 
+def has_latents(config: Any) -> bool:
+    """Whether the model's layers cache a latent, from which they compute K and V (MLA)."""
+    return bool(_value(text_config(config), "kv_lora_rank"))
+
+
 def _width(layer: Any) -> int:
-    """The head dim of a layer; 0 if its config has no attention heads."""
+    """The elements of a key in the rows of a layer; 0 if its config has no attention heads."""
+    if rank := _value(layer, "kv_lora_rank"):
+        return rank + _value(layer, "qk_rope_head_dim", 0)
     heads = _value(layer, "num_attention_heads")
     width = _value(layer, "head_dim") or _value(layer, "attention_head_dim")
     return width or (layer.hidden_size // heads if heads else 0)
 
 
 def head_dim(config: Any) -> int:
-    """The head dim of the full-attention layers. Sliding layers may have another one."""
+    """The elements of a key in the rows of full-attention layers: a latent and the rotated part of the
+    key, if layers cache these. Sliding layers may have another number."""
     return _width(_full_layers(config)[0])
 
 
@@ -248,11 +266,6 @@ def _config_reason(config: Any, text: Any) -> str:
     """Why the attention that this config describes is not one that topkv computes."""
     if getattr(config, "is_encoder_decoder", False) or _value(text, "is_encoder_decoder"):
         return "it is an encoder-decoder: cross attention has no growing cache"
-    if _value(text, "kv_lora_rank"):
-        return (
-            f"its keys and values are one latent (MLA, kv_lora_rank={_value(text, 'kv_lora_rank')}), "
-            "not rows of K and of V"
-        )
     indexed = _index_keys(text)
     if indexed:
         return (
@@ -286,7 +299,7 @@ def _config_reason(config: Any, text: Any) -> str:
         )
     full = _full_layers(config)
     widths = _width(full[0]), _value(full[0], "v_head_dim")
-    if widths[1] is not None and widths[0] != widths[1]:
+    if widths[1] is not None and widths[0] != widths[1] and not has_latents(config):
         return f"head dimensions of K and V differ: {widths[0]} and {widths[1]}"
     differing = _differing(full)
     if differing:
@@ -294,6 +307,19 @@ def _config_reason(config: Any, text: Any) -> str:
     skipped = sorted({str(part) for one in full for part in getattr(one, "skip", None) or ()})
     if skipped:
         return f"full-attention layers leave out {', '.join(skipped)} (per_layer_config)"
+    return ""
+
+
+def _latent_reason(text: Any) -> str:
+    """Why topkv cannot use the latents that this model's layers cache; "" if it can, or there are none."""
+    if not has_latents(text):
+        return ""
+    latents = f"its keys and values are one latent (MLA, kv_lora_rank={_value(text, 'kv_lora_rank')})"
+    if SLIDING in layer_types(text)[0]:
+        return f"{latents}, also in layers with a sliding window"
+    code = model_code(text)
+    if code is None or not latent.expanding_layers(code):
+        return f"{latents}, and its code computes K and V from it in a way that topkv does not know"
     return ""
 
 
@@ -331,6 +357,6 @@ def check(config: Any, trust: bool = False) -> None:
 
     trust: do not look at the model's code; the config is still checked."""
     text = text_config(config)
-    reason = _config_reason(config, text) or ("" if trust else _code_reason(text))
+    reason = _config_reason(config, text) or _latent_reason(text) or ("" if trust else _code_reason(text))
     if reason:
         raise Unsupported(f"topkv cannot hold the cache of a {config.model_type} model: {reason}")

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
 from topkv import InvalidArgument
-from topkv.hf import families
+from topkv.hf import compat, families
 from topkv.hf.attention import base_of
 from topkv.hf.cache import TopkCache
 from topkv.hf.options import integer
@@ -35,7 +35,7 @@ def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> No
     def prepare_cache(
         self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(compat.cache_argument())
         if (
             cache is None
             and generation_config.use_cache is not False
@@ -50,7 +50,7 @@ def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> No
             cache = TopkCache(self.config, **(sizes | options))
             # Rows are beams or samples of so many prompts.
             cache._engine.prompts = args[1] if len(args) > 1 else kwargs["batch_size"]
-            model_kwargs["past_key_values"] = cache
+            model_kwargs[compat.cache_argument()] = cache
             transformers_way(generation_config, model_kwargs, *args, **kwargs)
             cache._is_user_defined = False
             if generation_config.is_assistant:

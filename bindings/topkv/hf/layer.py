@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from topkv.hf.attention import Handle
 from topkv.hf.engine import Engine
+from topkv.hf.handle import Handle
 
 #: Rows whose keys are rounded in blocks, and the largest norm of a head's bias that they were seen
 #: to bear (docs/explanation/row-dtypes.md).
@@ -77,7 +77,7 @@ class TopkLayer(CacheLayerMixin):
         )
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None, **how: Any
     ) -> torch.Tensor:
         out = self._engine.attend(self._number, query, keys, values, **how)
         self._engine.attended(self._index)

@@ -71,9 +71,10 @@ class MethodRows:
     def _attend_step(self, step: Any) -> None:
         q = step.q[0].detach().cpu()
         if step.k is not None:
+            values = step.k if step.v is None else step.v  # keys that are values
             self._own[step.layer] = tuple(
                 torch.cat((rows, more[0].detach().cpu().transpose(0, 1).to(rows.dtype)), dim=1)
-                for rows, more in zip(self._own[step.layer], (step.k, step.v))
+                for rows, more in zip(self._own[step.layer], (step.k, values))
             )
         held = self._own[self._row_layer(step.layer)][0].shape[1]
         first = self._context.tokens + held - q.shape[0]

@@ -24,6 +24,7 @@ class Options:
     """The options of a cache; see TopkCache."""
 
     layers: int
+    has_latents: bool = False
     prefill: dict[str, Any] = field(default_factory=dict)  # of the ContextBuilder
     session: dict[str, Any] = field(default_factory=dict)  # of the Session
     kv_dtype: str | None = None
@@ -172,13 +173,15 @@ def check(options: Options) -> Options:
     topkv.KeyIndex(options.session["index"])
     _check_tail(tail_of(options.session))
     _check_rules(options)
-    shape = topkv.AttentionShape(layers=options.layers, q_heads=1, kv_heads=1, head_dim=64)
+    shape = topkv.AttentionShape(
+        layers=options.layers, q_heads=1, kv_heads=1, head_dim=64, keys_are_values=options.has_latents
+    )
     builder = topkv.ContextBuilder(
         shape, capacity=1, dtype=options.kv_dtype or "f32", **options.prefill
     )
     row = torch.zeros(1, 1, 64)
     for layer in range(options.layers):
-        builder.append(layer, row, row)
+        builder.append(layer, row, None if options.has_latents else row)
     plain = {"index": "exact", "tail": "none", "mass": None, "error": None, "capacity": 1}
     topkv.Session(builder.freeze(), **options.session | plain)
     return options
@@ -202,8 +205,8 @@ def _check_rules(options: Options) -> None:
         )
 
 
-def make_options(layers: int, given: dict[str, Any]) -> Options:
-    """The options that TopkCache was given, by its names."""
+def make_options(layers: int, given: dict[str, Any], has_latents: bool) -> Options:
+    """The options that TopkCache was given, by its names. has_latents: the model's layers cache latents."""
     if given["shard"] not in (None, "sequence"):
         raise InvalidArgument(f'shard is {given["shard"]!r}; expected "sequence" or None')
     if given["progress"] is not None:
@@ -213,6 +216,7 @@ def make_options(layers: int, given: dict[str, Any]) -> Options:
     return check(
         Options(
             layers=layers,
+            has_latents=has_latents,
             prefill={
                 "prefill": text("prefill", given["prefill"]),
                 "window": session["window"],

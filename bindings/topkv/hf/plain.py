@@ -110,8 +110,8 @@ def formula(
 ) -> torch.Tensor:
     """The attention that topkv computes, over tokens without a cache.
 
-    query [batch, q_heads, tokens, head_dim], keys and values [batch, kv_heads, tokens, head_dim] ->
-    [batch, tokens, q_heads, head_dim]."""
+    query [batch, q_heads, tokens, head_dim], keys [batch, kv_heads, tokens, head_dim], values [batch,
+    kv_heads, tokens, dim] -> [batch, tokens, q_heads, dim]."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
     scores = scale * query @ keys.mT
@@ -126,6 +126,12 @@ def formula(
     return (scores.softmax(dim=-1)[..., :tokens] @ values).transpose(1, 2)
 
 
+def tokens_to_compare(module: torch.nn.Module, query: torch.Tensor) -> int:
+    """The number of first tokens of a call that ``require_formula`` compares; 0: it compares none."""
+    tokens = min(query.shape[-2], _TOKENS)
+    return 0 if module in _compared or tokens < 2 else tokens
+
+
 def require_formula(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -138,10 +144,9 @@ def require_formula(
 
     It compares the first tokens of this call, once for each layer, because the function does not
     change. how: further arguments of ``formula``. given: the layer's named arguments of attention."""
-    tokens = min(query.shape[-2], keys.shape[-2], _TOKENS)
-    if module in _compared or tokens < 2:
+    tokens = min(tokens_to_compare(module, query), keys.shape[-2])
+    if tokens < 2:
         return
-    require_equal_heads(query, keys, values)
     # In float64, so that what is left is a difference of kind.
     q, k, v = (x[:1, :, :tokens].detach().double() for x in (query, keys, values))
     expected = formula(q, k, v, **how)

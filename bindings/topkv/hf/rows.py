@@ -80,7 +80,7 @@ def core_layout(x: torch.Tensor) -> torch.Tensor:
 class Step:
     """One layer's tensors of the next tokens.
 
-    k and v are None in a layer that attends the rows of another layer.
+    k and v are None in a layer that attends the rows of another layer, and v if keys are values.
     out [batch, tokens, q_heads, head_dim] is written, and lse [batch, tokens, q_heads] unless it is
     None. kv_first, kv_tokens: the tokens that k and v belong to (see AttentionStep)."""
 
@@ -158,13 +158,15 @@ def shape_of(
     layers: int,
     query: torch.Tensor,
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     scale: float,
     softcap: float,
     row_layer: list[int],
 ) -> topkv.AttentionShape:
-    """The shape by the tensors, because a rank of a tensor-parallel model has only some heads."""
-    plain.require_equal_heads(query, keys, values)
+    """The shape by the tensors, because a rank of a tensor-parallel model has only some heads.
+
+    values: None if keys are values."""
+    plain.require_equal_heads(query, keys, keys if values is None else values)
     return topkv.AttentionShape(
         layers=layers,
         q_heads=query.shape[1],
@@ -173,6 +175,7 @@ def shape_of(
         scale=scale,
         softcap=softcap,
         row_layer=row_layer,
+        keys_are_values=values is None,
     )
 
 

@@ -42,10 +42,25 @@ def check_fits(cache: Any, shape: topkv.AttentionShape) -> None:
             f"layers of the context attend the rows of layers {shape.row_layer}, and layers of the model "
             f"the rows of layers {engine.row_layer}"
         )
+    if shape.keys_are_values != families.has_latents(cache.config):
+        has, wants = ("latents" if x else "K and V" for x in (shape.keys_are_values, not shape.keys_are_values))
+        raise InvalidArgument(f"rows of the context are {has}, and rows of the model are {wants}")
     if shape.head_dim != families.head_dim(cache.config):
         raise InvalidArgument(
             f"the context has heads of {shape.head_dim} dims, and the model has heads of "
             f"{families.head_dim(cache.config)}"
+        )
+
+
+def check_origin(cache: Any, context: Any) -> None:
+    """Raises unless rows that another program has computed can be the model's."""
+    if isinstance(context, topkv.Context):
+        check_fits(cache, context.shape)
+    if families.has_latents(cache.config):
+        raise Unsupported(
+            "from_context of a model whose layers cache latents (MLA): the order of the rotated part of a key "
+            "differs between programs, also between topkv.Model and transformers; read the text with the "
+            "model, or load a file of cache.save()"
         )
 
 

@@ -21,7 +21,7 @@ _WRAPPED = "_topkv_wrapped"
 
 def _engine_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine | None:
     """The engine of the TopkCache among the arguments of a call, or None."""
-    for given in (kwargs.get("past_key_values"), *args):
+    for given in (kwargs.get("cache"), kwargs.get("past_key_values"), *args):
         if isinstance(given, Cache) and hasattr(given, "_engine"):
             return given._engine
     return None
