@@ -161,8 +161,7 @@ struct ExpertMixture {
   std::int64_t groups = 1;
   std::int64_t chosen_groups = 1;
   bool biases = false;      ///< whether the router and the experts have biases
-  bool beside_mlp = false;  ///< every token goes through an MLP too, of the model's sizes
-  /// MLP and experts read the residual through norms of their own, and what each gives is
+  /// Every token goes through an MLP too, of the model's sizes. MLP and experts read the residual through norms of their own, and what each gives is
   /// normalised before the two are added (Gemma 4). The router has a norm without weights and a
   /// factor for each input, and the weight of a chosen expert has a factor of that expert.
   bool own_norms = false;
@@ -286,7 +285,7 @@ struct ModelConfig {
   }
   /// Returns whether a layer has an MLP through which every token goes, beside a mixture or alone.
   bool has_dense_mlp(std::int64_t layer) const {
-    return has_mlp(layer) && (!mixture.in(layer) || mixture.beside_mlp);
+    return has_mlp(layer) && (!mixture.in(layer) || mixture.own_norms);
   }
   /// Returns the values of the state of a recurrent layer; 0: no layer has a state.
   std::int64_t state_size() const {

@@ -476,7 +476,8 @@ TEST_F(ConfigFamilies, GraniteHasMambaLayersByTypeAndFactorsOnEverything) {
   EXPECT_EQ(config.mixture.experts, 8);
   EXPECT_EQ(config.mixture.per_token, 2);
   EXPECT_EQ(config.mixture.intermediate_size, 128);
-  EXPECT_TRUE(config.mixture.beside_mlp);
+  EXPECT_EQ(config.mixture.shared_intermediate_size, 1024);
+  EXPECT_FALSE(config.mixture.shared_gate);
 
   struct Case {
     Json changes;
@@ -583,7 +584,7 @@ TEST_F(ConfigFamilies, NemotronHasMixturesWhereThePatternSaysSo) {
   EXPECT_EQ(mixture.per_token, 2);
   EXPECT_EQ(mixture.intermediate_size, 7688);
   EXPECT_EQ(mixture.shared_intermediate_size, 7688);
-  EXPECT_FALSE(mixture.shared_gate || mixture.beside_mlp || mixture.own_norms);
+  EXPECT_FALSE(mixture.shared_gate || mixture.own_norms);
   EXPECT_TRUE(mixture.sigmoid && mixture.sums_to_one && mixture.choice_bias);
   EXPECT_EQ(mixture.scale, 2.5);
   EXPECT_EQ(mixture.least_sum, 1e-20);

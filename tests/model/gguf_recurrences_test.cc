@@ -85,7 +85,7 @@ TEST_F(GgufRecurrences, GraniteSaysItsSizesAndFactors) {
   EXPECT_EQ(mixture.mixture.experts, 4);
   EXPECT_EQ(mixture.mixture.intermediate_size, 32);
   EXPECT_EQ(mixture.intermediate_size, 64);
-  EXPECT_TRUE(mixture.mixture.beside_mlp);
+  EXPECT_EQ(mixture.mixture.shared_intermediate_size, 64);
   EXPECT_TRUE(mixture.layer_rope.empty());
   EXPECT_TRUE(mixture.rope_interleaved);
   EXPECT_TRUE(mixture.warnings.empty()) << mixture.warnings.front();

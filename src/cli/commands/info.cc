@@ -62,7 +62,7 @@ std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0)
     all += of(shared, false) + (mixture.shared_gate ? hidden : 0);
   if (mixture.own_norms) all += 4 * hidden + mixture.experts;
-  return mixture.beside_mlp ? all + mlp : all;
+  return mixture.own_norms ? all + mlp : all;
 }
 
 // Weights of latent attention of one layer, without the norms of its input and output.
@@ -150,7 +150,7 @@ std::string mlp_text(const ModelConfig& config) {
   if (mixture.experts == 0) return mlp;
   const std::string experts = fmt::format("{} experts of {}, {} a token", mixture.experts,
                                           mixture.intermediate_size, mixture.per_token);
-  if (mixture.beside_mlp) return fmt::format("{} and {}", experts, mlp);
+  if (mixture.own_norms) return fmt::format("{} and {}", experts, mlp);
   for (std::int64_t l = 0; l < config.attention.layers; ++l)
     if (config.has_dense_mlp(l)) return fmt::format("{} ({} in other layers)", experts, mlp);
   return experts;

@@ -156,7 +156,7 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   const std::string per_token_key(own.per_token_key);
   if (!switch_key.empty() && !root.flag(switch_key, false)) return;
   // Those whose layers may all be dense say so.
-  const bool may_be_dense = switch_key.empty() && (own.reads_layers || own.beside_mlp);
+  const bool may_be_dense = switch_key.empty() && (own.reads_layers || own.shared_is_mlp);
   const auto missing = [&](std::int64_t value) {
     return switch_key.empty() ? std::optional(value) : std::optional<std::int64_t>();
   };
@@ -188,7 +188,6 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   }
   mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", own.norm_topk_prob);
   mixture.biases = own.fused;
-  mixture.beside_mlp = own.beside_mlp;
   mixture.own_norms = own.own_norms;
   if (own.sigmoid || own.reads_groups) read_choice(root, family, mixture);
   if (family.parts_apart) check_parts_apart(root);

@@ -405,7 +405,7 @@ class Translator {
         if (std::ranges::find(mlps_, false) != mlps_.end()) file_.fail(key, "a number above 0");
         mlps_.clear();
       }
-      if (family_.mixture.beside_mlp) {
+      if (family_.mixture.shared_is_mlp) {
         const char* beside = architecture_.experts ? shared_expert_key : "feed_forward_length";
         config_[std::string(family_.mlp_size_key)] = size(beside);
         if (!architecture_.experts) config_["num_local_experts"] = 0;
@@ -516,7 +516,7 @@ class Translator {
     }
     if (recurrent) add_delta(names);
     for (const auto& [ours, name] : architecture_.scales) names.insert(std::string(name));
-    const bool has_mlp = !architecture_.experts || family_.mixture.beside_mlp;
+    const bool has_mlp = !architecture_.experts || family_.mixture.own_norms;
     if (is_latent(family_)) {
       for (const auto& [ours, name] : gguf_latent_projections()) add(name, false);
       for (const std::string_view name : {gguf_latent_keys, gguf_latent_values}) add(name, false);
@@ -575,10 +575,9 @@ class Translator {
       if (has_bias) add(fmt::format("{}.bias", name));
     };
     for (const auto& [ours, name] : architecture_.norms) add(fmt::format("{}.weight", name));
-    // An MLP beside a mixture is a shared expert in a file. Else it is in the first layers, or in
-    // none.
+    // MLPs beside layers with experts are in the first layers, or in none.
     const FamilyMixture& mixture = family_.mixture;
-    const bool shared = architecture_.experts && (mixture.beside_mlp || mixture.shared > 0);
+    const bool shared = architecture_.experts && mixture.shared > 0;
     const bool mlps = !architecture_.experts || mixture.first_dense >= 0;
     for (const auto& [ours, name] : architecture_.parts) {
       if (!name.starts_with("ffn_")) add(name);
@@ -990,7 +989,7 @@ class Translator {
     const bool has_own_key = family_.mixture.intermediate_size > 0;
     if (has_own_key || file_.has(length)) {
       // Beside an MLP experts have the one length that there is, if there is no other.
-      const auto missing = family_.mixture.beside_mlp
+      const auto missing = family_.mixture.own_norms || family_.mixture.shared_is_mlp
                                ? std::optional(config_["intermediate_size"].get<std::int64_t>())
                                : std::optional<std::int64_t>();
       const std::string_view key =
@@ -998,7 +997,7 @@ class Translator {
       config_[std::string(key)] = file_.integer(length, 1, most_number, missing);
     }
     if (family_.mixture.shared > 0) {
-      config_["shared_expert_intermediate_size"] =
+      config_[std::string(family_.mixture.shared_size_key)] =
           file_.integer(prefix_ + shared_expert_key, 1, most_number,
                         config_["intermediate_size"].get<std::int64_t>());
     }

@@ -89,8 +89,8 @@ struct FamilyMixture {
   std::string_view switch_key = {};
   std::string_view per_token_key = "num_experts_per_tok";
   bool own_norms = false;  ///< ExpertMixture::own_norms
-  /// An MLP beside the mixture, of Family::mlp_size_key, through which every token goes.
-  bool beside_mlp = false;
+  /// There may be 0 experts. Then the shared expert is the layer's MLP (PartNames::mlp).
+  bool shared_is_mlp = false;
 };
 
 struct Family {

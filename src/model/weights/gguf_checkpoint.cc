@@ -60,10 +60,10 @@ std::optional<LayerPart> layer_part(std::string_view name) {
   return LayerPart{name.substr(0, dot), name.substr(dot + 1)};
 }
 
-/// Of a matrix of an MLP ("ffn_up.weight"): beside a mixture of experts it is called otherwise.
+/// Of a matrix of an MLP ("ffn_up.weight"): as a shared expert it is called otherwise.
 std::string beside_experts(const GgufArchitecture& architecture, std::string_view name) {
   const std::size_t dot = name.find('.');
-  const bool beside = architecture.experts && architecture.family().mixture.beside_mlp;
+  const bool beside = architecture.experts && architecture.family().mixture.shared_is_mlp;
   if (!beside || !name.starts_with("ffn_")) return std::string(name);
   return fmt::format("{}_shexp{}", name.substr(0, dot), name.substr(dot));
 }

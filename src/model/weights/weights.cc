@@ -45,22 +45,39 @@ bool same_values(const MatrixSource& a, const MatrixSource& b) {
   return true;
 }
 
-/// at: "model.layers.0." and the name of MLPs.
-void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
-               const std::string& at, std::int64_t mlp, LayerWeights& layer) {
+/// The projections of an MLP or a shared expert.
+struct MlpMatrices {
+  Matrix gate, up, down;  // gate: ModelConfig::has_mlp_gate
+};
+
+/// at: "model.layers.0." and the name of MLPs or shared experts, with a dot.
+MlpMatrices place_projections(Placer& placer, const ModelConfig& config, const Family& family,
+                              const std::string& at, std::int64_t width) {
   const std::int64_t hidden = config.hidden_size;
   const auto projection = [&](std::size_t which) {
     return fmt::format("{}{}.weight", at, family.names.mlp_projections[which]);
   };
+  MlpMatrices mlp;
   if (family.fused_gate_up) {
     const std::string fused = fmt::format("{}{}.weight", at, family.names.mlp_fused);
-    layer.gate = placer.rows(fused, 0, mlp, 2 * mlp, hidden);
-    layer.up = placer.rows(fused, mlp, mlp, 2 * mlp, hidden);
+    mlp.gate = placer.rows(fused, 0, width, 2 * width, hidden);
+    mlp.up = placer.rows(fused, width, width, 2 * width, hidden);
   } else {
-    if (config.has_mlp_gate()) layer.gate = placer.matrix(projection(0), mlp, hidden);
-    layer.up = placer.matrix(projection(1), mlp, hidden);
+    if (config.has_mlp_gate()) mlp.gate = placer.matrix(projection(0), width, hidden);
+    mlp.up = placer.matrix(projection(1), width, hidden);
   }
-  layer.down = placer.matrix(projection(2), hidden, mlp);
+  mlp.down = placer.matrix(projection(2), hidden, width);
+  return mlp;
+}
+
+/// at: "model.layers.0." and the name of MLPs.
+void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
+               const std::string& at, std::int64_t mlp, LayerWeights& layer) {
+  const std::int64_t hidden = config.hidden_size;
+  const MlpMatrices matrices = place_projections(placer, config, family, at, mlp);
+  layer.gate = matrices.gate;
+  layer.up = matrices.up;
+  layer.down = matrices.down;
   if (!config.mlp_bias) return;
   if (config.has_mlp_gate()) layer.gate_bias = placer.vector(at + "gate_proj.bias", mlp);
   layer.up_bias = placer.vector(at + "up_proj.bias", mlp);
@@ -68,8 +85,9 @@ void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
 }
 
 /// at: "model.layers.0."
-MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const FamilyMixture& names,
+MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Family& family,
                              const std::string& at) {
+  const FamilyMixture& names = family.mixture;
   const ExpertMixture& mixture = config.mixture;
   const std::int64_t hidden = config.hidden_size;
   const std::int64_t width = mixture.intermediate_size;
@@ -77,14 +95,14 @@ MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const Fa
   const std::string experts = fmt::format("{}{}.", at, names.experts_at);
   MixtureWeights weights;
   if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0) {
-    const std::string expert = fmt::format("{}{}.", at, names.shared_at);
     if (mixture.shared_gate)
       weights.shared_weight =
           placer.unrounded(fmt::format("{}{}.weight", at, names.shared_gate), 1, hidden);
-    if (config.has_mlp_gate())
-      weights.shared_gate = placer.matrix(expert + "gate_proj.weight", shared, hidden);
-    weights.shared_up = placer.matrix(expert + "up_proj.weight", shared, hidden);
-    weights.shared_down = placer.matrix(expert + "down_proj.weight", hidden, shared);
+    const MlpMatrices expert = place_projections(placer, config, family,
+                                                 fmt::format("{}{}.", at, names.shared_at), shared);
+    weights.shared_gate = expert.gate;
+    weights.shared_up = expert.up;
+    weights.shared_down = expert.down;
   }
   weights.router = placer.unrounded(router + "weight", mixture.experts, hidden);
   if (mixture.own_norms) {
@@ -372,7 +390,7 @@ Weights place(Placer& placer, const ModelConfig& config) {
       layer.delta = place_delta(placer, config, family, at + "linear_attn.");
     }
     if (config.mixture.in(l)) {
-      layer.mixture = place_mixture(placer, config, family.mixture, mlp_at);
+      layer.mixture = place_mixture(placer, config, family, mlp_at);
     }
     if (config.has_dense_mlp(l)) {
       place_mlp(placer, config, family, fmt::format("{}{}", mlp_at, family.names.mlp),
