@@ -143,13 +143,15 @@ std::string parameters_text(const ModelConfig& config) {
                             format_grouped(parameters(config, mixture.per_token)));
 }
 
-// "MLP 6,144", "128 experts of 768, 8 a token", or both.
+// "MLP 6,144", "128 experts of 768, 8 a token", or both; and the expert that all tokens share.
 std::string mlp_text(const ModelConfig& config) {
   const ExpertMixture& mixture = config.mixture;
   const std::string mlp = fmt::format("MLP {}", config.intermediate_size);
   if (mixture.experts == 0) return mlp;
-  const std::string experts = fmt::format("{} experts of {}, {} a token", mixture.experts,
-                                          mixture.intermediate_size, mixture.per_token);
+  std::string experts = fmt::format("{} experts of {}, {} a token", mixture.experts,
+                                    mixture.intermediate_size, mixture.per_token);
+  if (const std::int64_t shared = mixture.shared_intermediate_size; shared > 0)
+    experts += fmt::format(" and one of {} for all", shared);
   if (mixture.own_norms) return fmt::format("{} and {}", experts, mlp);
   for (std::int64_t l = 0; l < config.attention.layers; ++l)
     if (config.has_dense_mlp(l)) return fmt::format("{} ({} in other layers)", experts, mlp);
