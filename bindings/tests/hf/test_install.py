@@ -8,6 +8,7 @@ pytest.importorskip("transformers")
 from small_models import FAMILIES, assert_greedy, dtype_of, make_config, make_ids, make_model
 from topkv import InvalidArgument, Unsupported
 from topkv import hf
+from topkv.hf import compat
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -167,7 +168,7 @@ def test_assisted_generation_of_installed_models_gives_greedy_tokens(
 
             def prepare(config, kwargs, *rest, caches=caches, made=made):
                 caches(config, kwargs, *rest)
-                made.append(kwargs["past_key_values"])
+                made.append(kwargs[compat.cache_argument()])
 
             assistant._prepare_cache_for_generation = prepare
         lengths = Lengths(assistant)

@@ -36,7 +36,7 @@ REFUSED = {
     "bloom": "BloomAttention .* attends in its own way",
     "deepseek_v32": r"an indexer of its own \(index_head_dim=128, ",
     "falcon": "FalconAttention.* attends in its own way",
-    "gptj": "GPTJAttention.* attends in its own way",
+    "gpt_neox_japanese": "GPTNeoXJapaneseAttention.* attends in its own way",
     "llama4_text": "attends in chunks",
     "mamba": "every layer has a state of fixed size",
     "minimax": "keeps more than K and V, in MiniMaxCache",
@@ -112,6 +112,15 @@ def test_a_config_whose_layers_differ_is_asked_by_layer():
     for each in (config, loaded):
         assert families.head_dim(each) == 512
         assert hf.TopkCache(each)._engine.options.session["index"] == widths[1]
+
+
+def test_the_widths_of_gemma_4_as_published():
+    config = AutoConfig.for_model("gemma4_text")
+    text = families.text_config(config)
+    widths = {kind: text.per_layer_config[i].head_dim for i, kind in enumerate(text.layer_types)}
+    assert widths == {families.SLIDING: 256, families.FULL: 512}
+    assert families.head_dim(config) == 512
+    assert hf.TopkCache(config)._engine.options.session["index"] == IndexSpec.default_for(512).text
 
 
 @pytest.mark.parametrize(

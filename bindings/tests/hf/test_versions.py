@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from conftest import REPOSITORY
-from topkv import Unsupported
-from topkv.hf import compat, plain, selfcheck
+from small_models import make_ids, make_model
+from topkv import InvalidArgument, Unsupported
+from topkv.hf import TopkCache, compat, plain, selfcheck
 from transformers import cache_utils, masking_utils
 
 NEWER = "{}.{}.0".format(*compat.UNKNOWN)
@@ -25,6 +26,18 @@ def test_the_bounds_are_those_of_the_package():
 def test_this_version_is_one_that_was_tested():
     assert compat.LOWEST <= compat.version() < compat.UNKNOWN
     assert compat.missing() == []
+
+
+def test_calls_are_seen_by_either_name_of_the_argument_for_a_cache():
+    """5.24 renamed it. The ids are known only if the call was seen."""
+    device = torch.device("cpu")
+    model, ids = make_model("llama", device), make_ids(40, device)
+    for name in {"past_key_values", compat.cache_argument()}:
+        cache = TopkCache(model.config, window=8, sinks=2)
+        model(ids, **{name: cache}, use_cache=True)
+        assert torch.equal(cache.freeze().text_ids, ids)
+        with pytest.raises(InvalidArgument, match="another text"):
+            model.generate(make_ids(50, device, seed=1), **{name: cache}, max_new_tokens=1)
 
 
 @pytest.mark.parametrize("found", ["5.16.4", "4.57.1"])

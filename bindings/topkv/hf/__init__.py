@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"topkv.hf needs PyTorch and transformers ({error}): "
-        'pip install torch "transformers>=5.17,<5.24"'
+        'pip install torch "transformers>=5.17,<5.25"'
     )
 
 from topkv.hf import compat

@@ -18,7 +18,7 @@ from transformers import cache_utils
 from topkv import Unsupported
 
 #: The first version that works, and the first that no test has run; pyproject.toml says the same.
-LOWEST, UNKNOWN = (5, 17), (5, 24)
+LOWEST, UNKNOWN = (5, 17), (5, 25)
 
 #: The command for a user whose version cannot be used.
 INSTALL = 'pip install "transformers>={}.{},<{}.{}"'.format(*LOWEST, *UNKNOWN)
