@@ -99,11 +99,7 @@ class Problem {
         lse_(shape.tokens * shape.q_heads) {}
 
   void attend(std::int64_t rows, bool causal) {
-    topkv::gpu::attend({.layers = 1,
-                        .q_heads = shape_.q_heads,
-                        .kv_heads = shape_.kv_heads,
-                        .head_dim = shape_.head_dim,
-                        .scale = scale()},
+    topkv::gpu::attend({.kv_heads = shape_.kv_heads, .head_dim = shape_.head_dim, .scale = scale()},
                        {.data = queries_.device.data.get(),
                         .tokens = shape_.tokens,
                         .heads = shape_.q_heads,

@@ -76,16 +76,13 @@ Dense time_dense(const Layers& layers, CudnnAttention* cudnn) {
   const Shape& shape = layers.shape;
   Dense dense{0, std::numeric_limits<double>::infinity()};
   dense.ours = median_seconds(layers, [&](std::int64_t copy) {
-    topkv::gpu::attend({.layers = 1,
-                        .q_heads = shape.heads(),
-                        .kv_heads = shape.head_steps(),
-                        .head_dim = shape.head_dim,
-                        .scale = shape.scale()},
-                       {.data = layers.queries->data(),
-                        .tokens = 1,
-                        .heads = shape.heads(),
-                        .head_dim = shape.head_dim},
-                       layers.rows(copy), {}, layers.partial(), Into::overwrite, layers.stream);
+    topkv::gpu::attend(
+        {.kv_heads = shape.head_steps(), .head_dim = shape.head_dim, .scale = shape.scale()},
+        {.data = layers.queries->data(),
+         .tokens = 1,
+         .heads = shape.heads(),
+         .head_dim = shape.head_dim},
+        layers.rows(copy), {}, layers.partial(), Into::overwrite, layers.stream);
   });
   const topkv::gpu::CudnnShape wanted{.head_dim = shape.head_dim,
                                       .q_heads = shape.heads(),

@@ -114,6 +114,7 @@ def to_old_style(config, type_key):
 def write_checkpoint(folder, spec, seed):
     spec = copy.deepcopy(BASE | spec)
     spec.pop("length", None)
+    spec.pop("number", None)
     model_type, dtype = spec.pop("model_type"), spec.pop("dtype")
     tokens, old, type_key = spec.pop("tokens"), spec.pop("old", False), spec.pop("type_key", False)
     drop, shard = spec.pop("drop", []), spec.pop("shard", "1GB")
@@ -311,7 +312,7 @@ def main():
         if name not in wanted:
             continue
         for attempt in range(50):
-            refusal = make_variant(name, spec, seed=1000 * number + attempt)
+            refusal = make_variant(name, spec, seed=1000 * spec.get("number", number) + attempt)
             if refusal is None:
                 break
             print(f"   refused: {refusal}; next seed")

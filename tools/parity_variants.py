@@ -27,6 +27,7 @@ GEMMA4_ROPE = dict(
 # "of": the variant whose checkpoint this is, over tokens of its own.
 # "length": the length that the model is loaded for. transformers grows dynamic NTK's theta with the
 # longest text that it has seen, so it sees one of that length first.
+# "number": what seeds are drawn from; else the variant's number in this list.
 VARIANTS = {
     "llama2": dict(model_type="llama", tokens=64, dtype=torch.float16, old=True,
                    drop=["num_key_value_heads", "head_dim", "rope_theta", "attention_bias",
@@ -378,4 +379,32 @@ VARIANTS = {
                      num_dense_layers=1, num_experts=8, num_experts_per_tok=3,
                      moe_intermediate_size=24, routed_scaling_factor=1.5,
                      rope_parameters=theta(1000.0)),
+    # Gemma 4 with heads that a CUDA device takes: layers that share rows, and experts.
+    "gemma4-shared-head64": dict(model_type="gemma4_text", number=54, tokens=48, dtype=torch.bfloat16,
+                                 hidden_size=16,
+                                 intermediate_size=24, num_hidden_layers=5, num_attention_heads=2,
+                                 num_key_value_heads=1, head_dim=64, global_head_dim=128,
+                                 sliding_window=16, num_kv_shared_layers=2, use_double_wide_mlp=True,
+                                 vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=16,
+                                 tie_word_embeddings=True, pad_token_id=0,
+                                 layer_types=["full_attention", "sliding_attention", "full_attention",
+                                              "sliding_attention", "full_attention"],
+                                 rope_parameters=GEMMA4_ROPE),
+    "gemma4-moe-head64": dict(model_type="gemma4_text", tokens=48, dtype=torch.bfloat16, hidden_size=32,
+                              intermediate_size=40, num_hidden_layers=2, num_attention_heads=2,
+                              num_key_value_heads=2, head_dim=64, global_head_dim=128,
+                              num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=12,
+                              hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=4,
+                              top_k_experts=2, moe_intermediate_size=32, tie_word_embeddings=True,
+                              pad_token_id=0, layer_types=["sliding_attention", "full_attention"],
+                              rope_parameters=GEMMA4_ROPE),
+    # Rows as DeepSeek's models and GLM-4.7-Flash have them, without experts.
+    "deepseek-v3-head576": dict(model_type="deepseek_v3", tokens=48, dtype=torch.bfloat16, hidden_size=32,
+                                intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
+                                num_key_value_heads=3, q_lora_rank=24, kv_lora_rank=512,
+                                qk_nope_head_dim=16, qk_rope_head_dim=64, v_head_dim=24,
+                                n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2,
+                                moe_intermediate_size=16, n_group=1, topk_group=1,
+                                first_k_dense_replace=2,
+                                rope_parameters=theta(10000.0)),
 }

@@ -234,29 +234,34 @@ int clamped(std::int64_t position) {
   return static_cast<int>(std::clamp(position, -max_rows, max_rows));
 }
 
-float cap_rate(const AttentionShape& shape) {
-  return shape.softcap > 0 ? 2 * log2_e * shape.softmax_scale() / shape.softcap : 0.0F;
+float cap_rate(const LayerHeads& heads) {
+  return heads.softcap > 0 ? 2 * log2_e * heads.scale / heads.softcap : 0.0F;
 }
 
-void check(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
+void check(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
            const DeviceRows& rows) {
-  const float scale = shape.softmax_scale();
-  if (!attention_supports(queries.head_dim, shape.keys_are_values)) {
-    throw Unsupported("CUDA attention: head_dim is " + std::to_string(queries.head_dim) +
+  const float scale = heads.scale;
+  if (!attention_supports(heads.head_dim, heads.keys_are_values)) {
+    throw Unsupported("CUDA attention: head_dim is " + std::to_string(heads.head_dim) +
                       ", expected " + known_head_dims + with_keys_that_are_values);
   }
-  if (shape.kv_heads <= 0 || shape.kv_heads > 65535 || queries.heads % shape.kv_heads != 0) {
+  if (queries.head_dim != heads.head_dim) {
+    throw InvalidArgument("CUDA attention: queries have heads of " +
+                          std::to_string(queries.head_dim) + " elements, expected " +
+                          std::to_string(heads.head_dim) + " as rows have");
+  }
+  if (heads.kv_heads <= 0 || heads.kv_heads > 65535 || queries.heads % heads.kv_heads != 0) {
     throw InvalidArgument("CUDA attention: " + std::to_string(queries.heads) +
-                          " query heads cannot share " + std::to_string(shape.kv_heads) +
+                          " query heads cannot share " + std::to_string(heads.kv_heads) +
                           " KV heads, expected a multiple of 1 to 65535");
   }
   if (!(scale > 0)) {
     throw InvalidArgument("CUDA attention: scale is " + std::to_string(scale) +
                           ", expected more than 0");
   }
-  if (!(shape.softcap >= 0) || std::isinf(2 * shape.softcap / scale) ||
-      std::isinf(cap_rate(shape))) {
-    throw InvalidArgument("CUDA attention: softcap is " + std::to_string(shape.softcap) +
+  if (!(heads.softcap >= 0) || std::isinf(2 * heads.softcap / scale) ||
+      std::isinf(cap_rate(heads))) {
+    throw InvalidArgument("CUDA attention: softcap is " + std::to_string(heads.softcap) +
                           ", expected 0 or a number that float32 can divide by and multiply with");
   }
   if (rows.count > max_rows || queries.tokens >= max_rows || rows.split < 0) {
@@ -269,23 +274,24 @@ void check(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
 
 }  // namespace
 
-void check_heads(const AttentionShape& shape) {
-  if (!shape.has_two_widths()) return;
-  throw Unsupported(
-      "layers with a sliding window have other heads than the other layers; a CUDA device takes "
-      "one number of KV heads and one head_dim in all layers, the host (--device cpu) takes both");
+LayerHeads heads_of(const AttentionShape& shape, std::int64_t layer) {
+  LayerHeads heads;
+  heads.kv_heads = shape.kv_heads_of(layer);
+  heads.head_dim = shape.head_dim_of(layer);
+  heads.scale = shape.softmax_scale();
+  heads.softcap = shape.softcap;
+  heads.keys_are_values = shape.keys_are_values;
+  return heads;
 }
 
 void check_supported(const AttentionShape& shape) {
-  check_heads(shape);
-  if (!attention_supports(shape.head_dim, shape.keys_are_values)) {
-    throw Unsupported("head_dim " + std::to_string(shape.head_dim) +
-                      " on a CUDA device; known are " + known_head_dims);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::int64_t dim = shape.head_dim_of(layer);
+    if (!shape.is_attention(layer) || attention_supports(dim, shape.keys_are_values)) continue;
+    throw Unsupported("head_dim " + std::to_string(dim) + " on a CUDA device; known are " +
+                      known_head_dims + with_keys_that_are_values + "; the host (--device cpu) " +
+                      "takes any");
   }
-  if (!shape.keys_are_values) return;
-  throw Unsupported(
-      "rows whose key is their value (multi-head latent attention) on a CUDA device; known are "
-      "rows of K and V: use the CPU (--device cpu)");
 }
 
 bool attention_supports(std::int64_t head_dim, bool keys_are_values) {
@@ -293,25 +299,25 @@ bool attention_supports(std::int64_t head_dim, bool keys_are_values) {
          head_dim == 512 || (head_dim == 576 && keys_are_values);
 }
 
-void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
+void attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
             const DeviceRows& rows, const DeviceVisibility& visible, const PartialView& partial,
             Into into, cudaStream_t stream) {
-  check(shape, queries, rows);
-  const float scale = shape.softmax_scale();
+  check(heads, queries, rows);
+  const float scale = heads.scale;
   if (queries.tokens <= 0 || queries.heads == 0) return;
   if (rows.count <= 0 && into == Into::merge) return;
-  const std::int64_t group = queries.heads / shape.kv_heads;
+  const std::int64_t group = queries.heads / heads.kv_heads;
   const std::int64_t ahead = queries.first - rows.first;  // of token 0 relative to row 0
 
   AttentionTask task{};
   task.queries = queries.data;
   task.keys = rows.keys;
-  task.values = shape.keys_are_values ? rows.keys : rows.values;
+  task.values = heads.keys_are_values ? rows.keys : rows.values;
   task.out = partial.out;
   task.lse = partial.lse;
   task.head_stride = rows.head_stride;
   task.keys_behind = rows.keys_behind;
-  task.values_behind = shape.keys_are_values ? rows.keys_behind : rows.values_behind;
+  task.values_behind = heads.keys_are_values ? rows.keys_behind : rows.values_behind;
   task.stride_behind = rows.stride_behind;
   task.rows = queries.tokens * group;
   task.group = static_cast<int>(group);
@@ -324,10 +330,10 @@ void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries
                                           : max_rows);
   task.scale = scale;
   task.scale_log2 = scale * log2_e;
-  task.cap = shape.softcap / scale;
-  task.cap_rate = cap_rate(shape);
+  task.cap = heads.softcap / scale;
+  task.cap_rate = cap_rate(heads);
   task.merge = into == Into::merge;
-  launch(task, queries.head_dim, shape.kv_heads, stream);
+  launch(task, heads.head_dim, heads.kv_heads, stream);
 }
 
 }  // namespace topkv::gpu

@@ -41,24 +41,36 @@ struct DeviceVisibility {
 /// Whether a result overwrites a partial or is merged into it.
 enum class Into : bool { overwrite, merge };
 
+/// The heads of one layer, and the scores that they make.
+struct LayerHeads {
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  float scale = 0.0F;    ///< the factor on q·k, above 0
+  float softcap = 0.0F;  ///< as AttentionShape::softcap
+  bool keys_are_values = false;
+
+  /// Returns the vectors of a row: K and V, or K alone.
+  std::int64_t vectors() const { return keys_are_values ? 1 : 2; }
+  /// Returns the elements of the rows of `rows` tokens: [kv_heads, vectors, rows, head_dim].
+  std::int64_t elements(std::int64_t rows) const { return kv_heads * vectors() * rows * head_dim; }
+};
+
+/// Returns the heads of a layer.
+LayerHeads heads_of(const AttentionShape& shape, std::int64_t layer);
+
 /// Whether attend() has a kernel for this head dim.
 bool attention_supports(std::int64_t head_dim, bool keys_are_values);
-
-/// Throws Unsupported for layers whose heads differ in number or width.
-void check_heads(const AttentionShape& shape);
 
 /// Throws Unsupported for attention of a shape that has no kernels.
 void check_supported(const AttentionShape& shape);
 
 /// Computes the partial of the queries over the rows that they see. It overwrites `partial`, of
 /// [tokens, q_heads] heads in device memory, or is merged into it. A query that sees no row gives
-/// the empty partial (0, -inf). Asynchronous on the stream. Throws Unsupported for a head dim
-/// without a kernel. Throws InvalidArgument unless scale > 0, softcap >= 0, split >= 0 and all
-/// counts are at most 2^30. Throws Error when the launch fails.
-///
-/// shape: gives KV heads, scale, softcap and keys_are_values. If keys are values, the values of
-/// `rows` are not read.
-void attend(const AttentionShape& shape, const QueryView<__nv_bfloat16>& queries,
+/// the empty partial (0, -inf). If keys are values, the values of `rows` are not read. Asynchronous
+/// on the stream. Throws Unsupported for a head dim without a kernel. Throws InvalidArgument unless
+/// scale > 0, softcap >= 0, split >= 0, all counts are at most 2^30, and queries have the heads'
+/// head dim. Throws Error when the launch fails.
+void attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
             const DeviceRows& rows, const DeviceVisibility& visible, const PartialView& partial,
             Into into, cudaStream_t stream);
 

@@ -42,7 +42,16 @@ std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
 
 /// Whether cuDNN is for these sizes; it does not cap scores, and is not tested with wider heads.
 bool for_cudnn(const AttentionShape& shape, std::int64_t chunk) {
-  return chunk >= cudnn_chunk && shape.softcap == 0 && shape.head_dim <= cudnn_dims;
+  return chunk >= cudnn_chunk && shape.softcap == 0 && shape.head_dim <= cudnn_dims &&
+         !shape.keys_are_values;
+}
+
+/// The heads of each layer.
+std::vector<LayerHeads> all_heads(const AttentionShape& shape) {
+  std::vector<LayerHeads> heads;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+    heads.push_back(heads_of(shape, layer));
+  return heads;
 }
 
 /// The number of queries that each token has: several with dual chunk attention.
@@ -53,6 +62,12 @@ std::int64_t query_form_count(const AttentionShape& shape) {
 /// The number of 64-bit flags of a chunk: for each layer one for K and V, and one for q.
 std::int64_t nonfinite_flags(const AttentionShape& shape) { return 2 * shape.layers; }
 
+/// The bytes of the stored row of one token and KV head.
+std::int64_t stored_bytes(const LayerHeads& heads, KvDType rows) {
+  return vector_bytes(rows.keys, heads.head_dim) +
+         (heads.keys_are_values ? 0 : vector_bytes(rows.values, heads.head_dim));
+}
+
 /// Pieces of device memory, one behind the other.
 struct Layout {
   std::int64_t queries, lse, packed, blocks, channels, bias, tiles, nonfinite, cudnn_out, cudnn_lse,
@@ -60,18 +75,24 @@ struct Layout {
 
   Layout(const AttentionShape& shape, KvDType rows, std::int64_t chunk, std::int64_t tile) {
     Pieces pieces;
-    const std::int64_t row = shape.head_dim * bytes_of(DType::bf16);
+    const std::int64_t row = shape.widest_head() * bytes_of(DType::bf16);
+    std::int64_t elements = 0;  // of a token's rows, in the layer that has most
+    std::int64_t stored = 0;    // bytes
+    for (const LayerHeads& heads : all_heads(shape)) {
+      elements = std::max(elements, heads.elements(1));
+      stored = std::max(stored, heads.kv_heads * stored_bytes(heads, rows));
+    }
     queries = pieces.place(query_form_count(shape) * chunk * shape.q_heads * row);
     lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
-    packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
+    packed = pieces.place(in_flight * chunk * elements * bytes_of(DType::bf16));
     const bool blocked = in_blocks(rows.keys);
-    blocks = pieces.place(
-        blocked ? in_flight * shape.kv_heads * chunk * rows.row_bytes(shape.head_dim) : 0);
-    const std::int64_t scales =
-        blocked ? shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32) : 0;
+    blocks = pieces.place(blocked ? in_flight * chunk * stored : 0);
+    const std::int64_t scales = RowStore::has_channels(shape, rows)
+                                    ? shape.layers * shape.widest_kv() * bytes_of(DType::f32)
+                                    : 0;
     channels = pieces.place(scales);
     bias = pieces.place(3 * scales);
-    tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, rows, tile));
+    tiles = pieces.place(RowStream::bytes(shape, rows, tile));
     nonfinite = pieces.place(in_flight * nonfinite_flags(shape) * 8);
     const bool cudnn = for_cudnn(shape, chunk);
     cudnn_out = pieces.place(cudnn ? chunk * shape.q_heads * row : 0);
@@ -87,6 +108,7 @@ class CudaPrefill final : public DevicePrefill {
               std::int64_t chunk, RowStore& store)
       : compute_(device.compute_stream()),
         shape_(shape),
+        heads_(all_heads(shape)),
         visible_(visible),
         first_layer_(shape.first_attention()),
         chunk_(chunk),
@@ -95,8 +117,7 @@ class CudaPrefill final : public DevicePrefill {
         layout_(shape, store.dtype(), chunk, tile_),
         memory_(device.allocate(layout_.total, "prefill")),
         cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
-        tiles_(shape.kv_heads, shape.head_dim, store.dtype(), tile_,
-               memory_.data() + layout_.tiles),
+        tiles_(shape, store.dtype(), tile_, memory_.data() + layout_.tiles),
         nonfinite_(in_flight * nonfinite_flags(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
@@ -106,16 +127,11 @@ class CudaPrefill final : public DevicePrefill {
           fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
                       store.dtype().name()));
     }
-    if (blocked()) {
-      device.copy_in(store.channels(0),
-                     shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32),
-                     memory_.data() + layout_.channels);
-    }
-    if (store.bias(0) != nullptr) {
-      device.copy_in(store.bias(0),
-                     shape.layers * shape.kv_heads * 3 * shape.head_dim * bytes_of(DType::f32),
-                     memory_.data() + layout_.bias);
-    }
+    const std::int64_t scales = shape.layers * shape.widest_kv() * bytes_of(DType::f32);
+    if (store.channels(0) != nullptr)
+      device.copy_in(store.channels(0), scales, memory_.data() + layout_.channels);
+    if (store.bias(0) != nullptr)
+      device.copy_in(store.bias(0), 3 * scales, memory_.data() + layout_.bias);
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       given_[static_cast<std::size_t>(layer)] = store.size(layer);
       if (shape.is_attention(layer)) last_layer_ = layer;
@@ -175,17 +191,17 @@ class CudaPrefill final : public DevicePrefill {
     const PartialView partial{
         step.out,
         step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse),
-        step.tokens * shape_.q_heads, shape_.head_dim};
+        step.tokens * shape_.q_heads, heads(step.layer).head_dim};
     reach_fault("prefill.attend");
-    each_chunk(shape_, step, first,
-               [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
-                 const PartialView to =
-                     partial.part(begin * shape_.q_heads, count * shape_.q_heads);
-                 for (const ChunkPass& pass : passes) {
-                   attend_pass(step.layer, queries_of(pass, first, begin, count), pass.sees, own,
-                               first, to, &pass == passes.begin() ? Into::overwrite : Into::merge);
-                 }
-               });
+    each_chunk(
+        shape_, step, first,
+        [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
+          const PartialView to = partial.part(begin * shape_.q_heads, count * shape_.q_heads);
+          for (const ChunkPass& pass : passes) {
+            attend_pass(step.layer, queries_of(step.layer, pass, first, begin, count), pass.sees,
+                        own, first, to, &pass == passes.begin() ? Into::overwrite : Into::merge);
+          }
+        });
     if (user != nullptr) {
       handed_over_.record(compute_);
       handed_over_.block(user);
@@ -207,10 +223,10 @@ class CudaPrefill final : public DevicePrefill {
       rows.first = of_own.begin;
       rows.count = streamed ? 0 : of_own.size();
       if (!streamed) {
-        rows.keys += (of_own.begin - own.first) * shape_.head_dim;
-        rows.values += (of_own.begin - own.first) * shape_.head_dim;
+        rows.keys += (of_own.begin - own.first) * queries.head_dim;
+        rows.values += (of_own.begin - own.first) * queries.head_dim;
       }
-      attend_rows(queries, rows, {true, visible.window, visible.sinks}, partial, into);
+      attend_rows(layer, queries, rows, {true, visible.window, visible.sinks}, partial, into);
     }
     if (streamed) stream(layer, queries, of_own, true, partial);
     for (const PositionRange& range : earlier(visible, first))
@@ -222,9 +238,11 @@ class CudaPrefill final : public DevicePrefill {
               const PositionRange& range, bool causal, const PartialView& partial) {
     if (range.size() == 0) return;
     const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
-    tiles_.stream(views(layer), range, stored_keys(layer), compute_, [&](const DeviceRows& tile) {
-      attend_rows(queries, tile, {causal, visible.window, visible.sinks}, partial, Into::merge);
-    });
+    tiles_.stream(heads(layer), views(layer), range, stored_keys(layer), compute_,
+                  [&](const DeviceRows& tile) {
+                    attend_rows(layer, queries, tile, {causal, visible.window, visible.sinks},
+                                partial, Into::merge);
+                  });
   }
 
   /// A chunk whose rows are on their way.
@@ -236,16 +254,19 @@ class CudaPrefill final : public DevicePrefill {
     Event copied;
   };
 
-  __nv_bfloat16* packed(std::size_t slot) const {
-    return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.packed) +
-           static_cast<std::int64_t>(slot) * shape_.kv_heads * 2 * chunk_ * shape_.head_dim;
+  const LayerHeads& heads(std::int64_t layer) const {
+    return heads_[static_cast<std::size_t>(layer)];
+  }
+  /// One of in_flight equal parts of a piece of memory, which ends where the next begins.
+  std::byte* part_of(std::int64_t begin, std::int64_t end, std::size_t slot) const {
+    return memory_.data() + begin + static_cast<std::int64_t>(slot) * ((end - begin) / in_flight);
   }
   bool blocked() const { return in_blocks(store_.dtype().keys); }
   /// Of the keys of a layer, [kv_heads, head_dim]; null: they have none.
   float* channels(std::int64_t layer) const {
-    if (!blocked()) return nullptr;
+    if (!RowStore::has_channels(shape_, store_.dtype())) return nullptr;
     return reinterpret_cast<float*>(memory_.data() + layout_.channels) +
-           shape_.row_layer_of(layer) * shape_.kv_heads * shape_.head_dim;
+           shape_.row_layer_of(layer) * shape_.widest_kv();
   }
   /// What a layer's keys are stored with, from RoPE position 0 on.
   StoredKeys stored_keys(std::int64_t layer) const {
@@ -253,7 +274,7 @@ class CudaPrefill final : public DevicePrefill {
     stored.channels = channels(layer);
     if (store_.bias(layer) != nullptr)
       stored.bias = reinterpret_cast<const float*>(memory_.data() + layout_.bias) +
-                    shape_.row_layer_of(layer) * shape_.kv_heads * 3 * shape_.head_dim;
+                    shape_.row_layer_of(layer) * 3 * shape_.widest_kv();
     stored.chunk_len = shape_.chunk_len;
     return stored;
   }
@@ -279,6 +300,7 @@ class CudaPrefill final : public DevicePrefill {
     return ranges;
   }
 
+  /// Of layers that attend all rows.
   CudnnShape cudnn_shape(std::int64_t rows, std::int64_t head_stride, bool causal) const {
     return {shape_.head_dim, shape_.q_heads, shape_.kv_heads,       chunk_, rows,
             head_stride,     causal,         shape_.softmax_scale()};
@@ -302,11 +324,13 @@ class CudaPrefill final : public DevicePrefill {
 
   /// A full chunk that sees its own rows, or all of a tile, goes through cuDNN where it is, all
   /// else through our kernel.
-  void attend_rows(const QueryView<__nv_bfloat16>& queries, const DeviceRows& rows,
-                   const DeviceVisibility& visible, const PartialView& partial, Into into) {
+  void attend_rows(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
+                   const DeviceRows& rows, const DeviceVisibility& visible,
+                   const PartialView& partial, Into into) {
     // With rows of some tokens only, the causal edge is not where cuDNN has it.
     const bool fits = visible.causal ? rows.count == queries.tokens : is_planned(rows.count);
-    if (cudnn_ != nullptr && visible.window == 0 && queries.tokens == chunk_ && fits) {
+    if (cudnn_ != nullptr && visible.window == 0 && shape_.window_of(layer) == 0 &&
+        queries.tokens == chunk_ && fits) {
       const CudnnShape shape = cudnn_shape(rows.count, rows.head_stride, visible.causal);
       if (cudnn_->supports(shape) && cudnn_->workspace_bytes(shape) <= cudnn_workspace) {
         const CudnnPartial out{reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.cudnn_out),
@@ -318,13 +342,13 @@ class CudaPrefill final : public DevicePrefill {
         return;
       }
     }
-    gpu::attend(shape_, queries, rows, visible, partial, into, compute_);
+    gpu::attend(heads(layer), queries, rows, visible, partial, into, compute_);
   }
 
   /// The store's arrays of a layer as views, whatever has arrived: copies wait for their rows.
   std::span<const RowsView> views(std::int64_t layer) {
     views_.clear();
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    for (std::int64_t head = 0; head < heads(layer).kv_heads; ++head) {
       RowsView rows = store_.rows(layer, head);
       rows.keys.count = store_.capacity();
       rows.values.count = store_.capacity();
@@ -350,7 +374,7 @@ class CudaPrefill final : public DevicePrefill {
 
   __nv_bfloat16* bf16_queries(QueryForm form) const {
     return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries) +
-           static_cast<std::int64_t>(form) * chunk_ * shape_.q_heads * shape_.head_dim;
+           static_cast<std::int64_t>(form) * chunk_ * shape_.q_heads * shape_.widest_head();
   }
 
   /// All that a step has, before anything is written: out may be q.
@@ -358,17 +382,17 @@ class CudaPrefill final : public DevicePrefill {
     for (std::int64_t i = 0; i < query_form_count(shape_); ++i) {
       const ChunkPass of{static_cast<QueryForm>(i)};
       if (of.queries(step) == nullptr) continue;
-      to_finite_bf16(of.queries(step), step.tokens * shape_.q_heads * shape_.head_dim,
+      to_finite_bf16(of.queries(step), step.tokens * shape_.q_heads * heads(step.layer).head_dim,
                      bf16_queries(of.form),
                      nonfinite_on_device(chunk_slot()) + shape_.layers + step.layer, compute_);
     }
   }
 
   /// Of `count` of the step's tokens from number `begin` on; first: the position of number 0.
-  QueryView<__nv_bfloat16> queries_of(const ChunkPass& pass, std::int64_t first, std::int64_t begin,
-                                      std::int64_t count) const {
+  QueryView<__nv_bfloat16> queries_of(std::int64_t layer, const ChunkPass& pass, std::int64_t first,
+                                      std::int64_t begin, std::int64_t count) const {
     return QueryView<__nv_bfloat16>{bf16_queries(pass.form), begin + count, shape_.q_heads,
-                                    shape_.head_dim, first}
+                                    heads(layer).head_dim, first}
         .part(begin, count);
   }
 
@@ -389,33 +413,34 @@ class CudaPrefill final : public DevicePrefill {
     own.count = step.kv_count();
     if (own.count == 0) return own;
     const std::size_t slot = turn_++ % in_flight;
-    const std::int64_t d = shape_.head_dim;
+    const LayerHeads& heads = this->heads(step.layer);
+    const bool has_values = !heads.keys_are_values;
+    const std::int64_t d = heads.head_dim;
     const std::int64_t half = chunk_ * d;
-    __nv_bfloat16* to = packed(slot);
+    auto* to = reinterpret_cast<__nv_bfloat16*>(part_of(layout_.packed, layout_.blocks, slot));
     slot_free_[slot].block(compute_);
     PackTarget target;
     target.keys = to;
-    target.values = to + half;
-    target.head_stride = 2 * half;
+    target.values = has_values ? to + half : to;
+    target.head_stride = heads.vectors() * half;
     unsigned long long* nonfinite = nonfinite_on_device(chunk_slot()) + step.layer;
     const KvDType dtype = store_.dtype();
     const std::int64_t key = vector_bytes(dtype.keys, d);
     const std::int64_t value = vector_bytes(dtype.values, d);
-    const bool choose = blocked() && given_[l] == 0;
+    const bool choose = channels(step.layer) != nullptr && given_[l] == 0;
     BlockTarget out{reinterpret_cast<std::byte*>(to), reinterpret_cast<std::byte*>(to + half),
-                    chunk_ * (key + value)};
+                    chunk_ * stored_bytes(heads, dtype)};
     if (blocked()) {
-      out.keys = memory_.data() + layout_.blocks +
-                 static_cast<std::int64_t>(slot) * shape_.kv_heads * out.head_bytes;
+      out.keys = part_of(layout_.blocks, layout_.channels, slot);
       out.values = out.keys + chunk_ * key;
       const StoredKeys stored = stored_keys(step.layer).from(given_[l]);
       if (choose)
-        choose_channels(step.k, own.count, shape_.kv_heads, d, stored, channels(step.layer),
+        choose_channels(step.k, own.count, heads.kv_heads, d, stored, channels(step.layer),
                         compute_);
-      pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, stored, out, target,
+      pack_blocks(step.k, step.v, own.count, heads.kv_heads, d, dtype, stored, out, target,
                   nonfinite, compute_);
     } else {
-      pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target, nonfinite, compute_);
+      pack_rows(step.k, step.v, own.count, heads.kv_heads, d, target, nonfinite, compute_);
     }
     slot_full_[slot].record(compute_);
     slot_full_[slot].block(out_);
@@ -426,18 +451,18 @@ class CudaPrefill final : public DevicePrefill {
     };
     if (choose) {
       copy(store_.channels(step.layer), channels(step.layer),
-           shape_.kv_heads * d * bytes_of(DType::f32));
+           heads.kv_heads * d * bytes_of(DType::f32));
     }
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
       const RowStore::Arrays arrays = store_.arrays(step.layer, head, given_[l]);
       copy(arrays.keys, out.keys + head * out.head_bytes, own.count * key);
-      copy(arrays.values, out.values + head * out.head_bytes, own.count * value);
+      if (has_values) copy(arrays.values, out.values + head * out.head_bytes, own.count * value);
     }
     slot_free_[slot].record(out_);
     rows_out_[l].record(out_);
     own.keys = to;
-    own.values = to + half;
-    own.head_stride = 2 * half;
+    own.values = target.values;
+    own.head_stride = target.head_stride;
     return own;
   }
 
@@ -473,17 +498,18 @@ class CudaPrefill final : public DevicePrefill {
   void check_rows(std::int64_t layer, unsigned long long word, std::int64_t first) const {
     if (word == all_finite) return;
     const auto element = static_cast<std::int64_t>(word / 2);
-    const std::int64_t d = shape_.head_dim;
+    const std::int64_t d = heads(layer).head_dim;
+    const std::int64_t kv_heads = heads(layer).kv_heads;
     throw InvalidArgument(fmt::format(
         "{} of layer {}, KV head {}, position {} is not finite at element {}; values must be "
         "finite in bf16",
-        word % 2 == 0 ? "K" : "V", layer, element / d % shape_.kv_heads,
-        first + element / d / shape_.kv_heads, element % d));
+        word % 2 == 0 ? "K" : "V", layer, element / d % kv_heads, first + element / d / kv_heads,
+        element % d));
   }
 
   void check_queries(std::int64_t layer, unsigned long long word, std::int64_t first) const {
     if (word == all_finite) return;
-    const std::int64_t head = static_cast<std::int64_t>(word) / shape_.head_dim;
+    const std::int64_t head = static_cast<std::int64_t>(word) / heads(layer).head_dim;
     throw InvalidArgument(fmt::format(
         "q of layer {}, query head {}, position {} is not finite; values must be finite in bf16",
         layer, head % shape_.q_heads, first + head / shape_.q_heads));
@@ -491,6 +517,7 @@ class CudaPrefill final : public DevicePrefill {
 
   const Stream& compute_;
   AttentionShape shape_;
+  std::vector<LayerHeads> heads_;  // per layer
   PrefillVisibility visible_;
   std::int64_t first_layer_, last_layer_ = 0;  // of attention
   std::int64_t chunk_;

@@ -198,7 +198,8 @@ void pack_blocks(const float* keys, const float* values, std::int64_t tokens, st
     check_launch("the kernel that packs rows in blocks");
   };
   pack(dtype.keys, {keys, stored, blocks.keys, blocks.head_bytes, rows.keys, false});
-  pack(dtype.values, {values, {}, blocks.values, blocks.head_bytes, rows.values, true});
+  if (values != nullptr)
+    pack(dtype.values, {values, {}, blocks.values, blocks.head_bytes, rows.values, true});
 }
 
 void unpack_blocks(const std::byte* from, std::int64_t head_bytes, std::int64_t count,

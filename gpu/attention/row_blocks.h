@@ -38,7 +38,8 @@ struct BlockTarget {
 };
 
 /// Packs K and V, [tokens, kv_heads, head_dim] float32, to blocks, and unpacks these to the bf16
-/// rows of `rows`. nonfinite: a device word; see pack_rows in elementwise.h.
+/// rows of `rows`. Null `values`: there are none. nonfinite: a device word; see pack_rows in
+/// elementwise.h.
 void pack_blocks(const float* keys, const float* values, std::int64_t tokens, std::int64_t kv_heads,
                  std::int64_t head_dim, KvDType dtype, const StoredKeys& stored,
                  const BlockTarget& blocks, const PackTarget& rows, unsigned long long* nonfinite,

@@ -28,13 +28,11 @@ class RowStream {
  public:
   static constexpr std::int64_t slots = 3;
 
-  /// The device memory of the tiles, in bytes.
-  static std::int64_t bytes(std::int64_t kv_heads, std::int64_t head_dim, KvDType dtype,
-                            std::int64_t tile_rows);
+  /// The device memory of the tiles, in bytes. It has room for the rows of every layer.
+  static std::int64_t bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows);
 
   /// memory: bytes(...) bytes of device memory, which must outlive it. dtype: bf16, or q8 and q4.
-  RowStream(std::int64_t kv_heads, std::int64_t head_dim, KvDType dtype, std::int64_t tile_rows,
-            std::byte* memory);
+  RowStream(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows, std::byte* memory);
 
   /// Makes later copies wait for the event.
   void after(const Event& event) { event.block(copies_); }
@@ -42,12 +40,14 @@ class RowStream {
   /// Waits for the copies begun. Returns true if all of them succeeded.
   bool wait() const { return cudaStreamSynchronize(copies_) == cudaSuccess; }
 
-  /// Calls use(tile) for the rows `range` of the views, tile by tile. rows: a view for each KV
-  /// head; row i has position i. stored: the channels and the bias of the views' keys; its
-  /// positions are the views' positions. Work that `use` gives to `compute` finds the rows of its
-  /// tile. Returns before the work is done. The rows must stay valid until then.
-  void stream(std::span<const RowsView> rows, PositionRange range, const StoredKeys& stored,
-              cudaStream_t compute, const std::function<void(const DeviceRows&)>& use);
+  /// Calls use(tile) for the rows `range` of the views, tile by tile. heads: the heads of the
+  /// rows' layer. rows: a view for each KV head; row i has position i. stored: the channels and the
+  /// bias of the views' keys; its positions are the views' positions. Work that `use` gives to
+  /// `compute` finds the rows of its tile. Returns before the work is done. The rows must stay
+  /// valid until then.
+  void stream(const LayerHeads& heads, std::span<const RowsView> rows, PositionRange range,
+              const StoredKeys& stored, cudaStream_t compute,
+              const std::function<void(const DeviceRows&)>& use);
 
  private:
   struct Slot {
@@ -56,11 +56,9 @@ class RowStream {
     Event used;
   };
 
-  std::int64_t kv_heads_;
-  std::int64_t head_dim_;
   KvDType dtype_;
   std::int64_t tile_rows_;
-  __nv_bfloat16* unpacked_;  // [kv_heads, 2, tile_rows, head_dim]; null: rows come in bf16
+  __nv_bfloat16* unpacked_;  // [kv_heads, vectors, tile_rows, head_dim]; null: rows come in bf16
   std::vector<Slot> slots_;
   std::size_t next_ = 0;
   Stream copies_;

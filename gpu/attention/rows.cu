@@ -77,6 +77,7 @@ __global__ void pack_kernel(const float* keys, const float* values, std::int64_t
       const std::int64_t to = h * target.head_stride + slot * head_dim;
       worst = pack_row(keys + from, kept ? target.keys + to : nullptr, head_dim, vectors, 2 * from,
                        worst);
+      if (values == nullptr) continue;
       worst = pack_row(values + from, kept ? target.values + to : nullptr, head_dim, vectors,
                        2 * from + 1, worst);
     }

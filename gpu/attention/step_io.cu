@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(block) take_kernel(StepInput input) {
   if (input.host_q == nullptr) return;
   for (std::int64_t i = first; i < input.kv_count; i += step) {
     input.host_k[i] = input.k[i];
-    input.host_v[i] = input.v[i];
+    if (input.v != nullptr) input.host_v[i] = input.v[i];
   }
 }
 

@@ -11,8 +11,8 @@
 
 namespace topkv::gpu {
 
-/// The input of a step in device memory. Counts are numbers of elements. host_*, begun and taken
-/// are page-locked host memory.
+/// The input of a step in device memory. Null `v`: there are no values. Counts are numbers of
+/// elements. host_*, begun and taken are page-locked host memory.
 struct StepInput {
   const float* q = nullptr;
   const float* k = nullptr;

@@ -25,7 +25,7 @@ __device__ void copy_to_host(const StepInput& input) {
     input.host_q[i] = input.q[i];
   for (std::int64_t i = threadIdx.x; i < input.kv_count; i += blockDim.x) {
     input.host_k[i] = input.k[i];
-    input.host_v[i] = input.v[i];
+    if (input.v != nullptr) input.host_v[i] = input.v[i];
   }
   __threadfence_system();
   __syncthreads();

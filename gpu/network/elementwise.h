@@ -101,7 +101,8 @@ struct PackTarget {
   std::int64_t ring = 0;
 };
 
-/// Packs K and V, [tokens, kv_heads, head_dim] float32, to bf16 rows, head by head. If elements are
+/// Packs K and V, [tokens, kv_heads, head_dim] float32, to bf16 rows, head by head. Null `values`:
+/// there are none. If elements are
 /// not finite in bf16, the device word `nonfinite` is lowered (atomicMin) to the name of the first
 /// of them: 2 * ((t * kv_heads + h) * head_dim + i), plus 1 for V. The caller sets it to all_finite
 /// before.

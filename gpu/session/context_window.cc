@@ -16,15 +16,16 @@ namespace {
 /// Places the rows of all layers one behind the other, and returns the bytes of all. A layer
 /// without rows has the place of the layer whose rows it attends.
 std::int64_t place_rows(const SessionShape& shape, std::vector<LayerWindow>& layers) {
-  const AttentionShape& a = shape.attention;
-  const std::int64_t row = a.head_dim * bytes_of(DType::bf16);
-  const std::int64_t scales =
-      in_blocks(shape.rows.keys) ? a.kv_heads * a.head_dim * bytes_of(DType::f32) : 0;
+  const bool channels = RowStore::has_channels(shape.attention, shape.rows);
+  const std::int64_t element = bytes_of(DType::bf16);
   Pieces pieces;
   for (LayerWindow& layer : layers) {
+    const LayerHeads& heads = layer.heads;
     if (layer.has_rows) {
-      layer.rows_at = pieces.place(a.kv_heads * 2 * layer.context_rows.size() * row);
-      layer.sinks_at = pieces.place(a.kv_heads * 2 * layer.context_sinks * row);
+      const std::int64_t scales =
+          channels ? heads.kv_heads * heads.head_dim * bytes_of(DType::f32) : 0;
+      layer.rows_at = pieces.place(heads.elements(layer.context_rows.size()) * element);
+      layer.sinks_at = pieces.place(heads.elements(layer.context_sinks) * element);
       layer.channels_at = pieces.place(scales);
       layer.bias_at = pieces.place(3 * scales);
       continue;
@@ -47,8 +48,6 @@ std::int64_t ContextWindow::bytes(const SessionShape& shape) {
 
 ContextWindow::ContextWindow(CudaDevice& device, const SessionShape& shape)
     : store_(shape.context),
-      kv_heads_(shape.attention.kv_heads),
-      head_dim_(shape.attention.head_dim),
       layers_(layer_windows(shape)),
       memory_(device.allocate(place_rows(shape, layers_), "context's window")) {
   const Stream& stream = device.compute_stream();
@@ -58,16 +57,16 @@ ContextWindow::ContextWindow(CudaDevice& device, const SessionShape& shape)
     if (!layer.has_rows) continue;
     copy(l, layer.context_rows, at(layer.rows_at), stream);
     copy(l, {0, layer.context_sinks}, at(layer.sinks_at), stream);
-    if (!in_blocks(shape.rows.keys)) continue;
-    const std::int64_t scales = head_dim_ * bytes_of(DType::f32);
-    for (std::int64_t h = 0; h < kv_heads_; ++h) {
+    if (store_->channels(l) == nullptr) continue;
+    const std::int64_t scales = layer.heads.head_dim * bytes_of(DType::f32);
+    for (std::int64_t h = 0; h < layer.heads.kv_heads; ++h) {
       TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + layer.channels_at + h * scales,
                                  store_->rows(l, h).keys.channels, static_cast<std::size_t>(scales),
                                  cudaMemcpyHostToDevice, stream));
     }
     if (store_->bias(l) == nullptr) continue;
     TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + layer.bias_at, store_->bias(l),
-                               static_cast<std::size_t>(kv_heads_ * 3 * scales),
+                               static_cast<std::size_t>(layer.heads.kv_heads * 3 * scales),
                                cudaMemcpyHostToDevice, stream));
   }
   stream.synchronize();  // once: sessions to come find it there, whoever opens them
@@ -84,7 +83,7 @@ bool ContextWindow::suits(const SessionShape& shape) const {
 }
 
 StoredKeys ContextWindow::stored_keys(std::int64_t layer) const {
-  if (!in_blocks(store_->dtype().keys)) return {};
+  if (store_->channels(layer) == nullptr) return {};
   const auto at = [&](std::int64_t offset) {
     return reinterpret_cast<const float*>(memory_.data() + offset);
   };
@@ -99,11 +98,13 @@ StoredKeys ContextWindow::stored_keys(std::int64_t layer) const {
 void ContextWindow::copy(std::int64_t layer, PositionRange range, __nv_bfloat16* to,
                          cudaStream_t stream) const {
   if (range.size() == 0) return;
-  const std::int64_t elements = range.size() * head_dim_;
-  for (std::int64_t h = 0; h < kv_heads_; ++h) {
+  const LayerHeads& heads = of(layer).heads;
+  const std::int64_t elements = range.size() * heads.head_dim;
+  for (std::int64_t h = 0; h < heads.kv_heads; ++h) {
     const RowsView rows = store_->rows(layer, h);
-    copy_as_bf16(rows.keys.part(range), to + 2 * h * elements, stream);
-    copy_as_bf16(rows.values.part(range), to + (2 * h + 1) * elements, stream);
+    __nv_bfloat16* keys = to + heads.vectors() * h * elements;
+    copy_as_bf16(rows.keys.part(range), keys, stream);
+    if (!heads.keys_are_values) copy_as_bf16(rows.values.part(range), keys + elements, stream);
   }
 }
 

@@ -38,9 +38,11 @@ class ContextWindow {
   /// Whether a session of this shape needs exactly these rows.
   bool suits(const SessionShape& shape) const;
 
-  /// The keys and values of LayerWindow::context_rows of a layer, [kv_heads, 2, rows, head_dim].
+  /// The keys and values of LayerWindow::context_rows of a layer, [kv_heads, vectors, rows,
+  /// head_dim].
   const __nv_bfloat16* rows(std::int64_t layer) const { return at(of(layer).rows_at); }
-  /// The keys and values of the context's sinks of a layer, [kv_heads, 2, context_sinks, head_dim].
+  /// The keys and values of the context's sinks of a layer, [kv_heads, vectors,
+  /// context_sinks, head_dim].
   const __nv_bfloat16* sinks(std::int64_t layer) const { return at(of(layer).sinks_at); }
   /// The channels and the bias of a layer's stored keys, from RoPE position 0 on. Empty unless rows
   /// are stored in q8 or q4.
@@ -56,7 +58,6 @@ class ContextWindow {
   void copy(std::int64_t layer, PositionRange range, __nv_bfloat16* to, cudaStream_t stream) const;
 
   std::shared_ptr<const RowStore> store_;
-  std::int64_t kv_heads_, head_dim_;
   std::vector<LayerWindow> layers_;
   Buffer memory_;
 };

@@ -71,7 +71,7 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
     AttentionStep step = step_.given;
     step.q = step_.host<float>(layout.host_q);
     step.k = step_.host<float>(layout.host_k);
-    step.v = step_.host<float>(layout.host_v);
+    step.v = step_.attention.keys_are_values ? nullptr : step_.host<float>(layout.host_v);
     return step;
   }
 
@@ -147,7 +147,7 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
 
   void finish(const AttentionStep& given, const StepParts& all) {
     inject_copy_delay(step_.compute);
-    give_step(all, {given.out, given.lse, step_.heads(), step_.attention.head_dim}, step_.compute);
+    give_step(all, {given.out, given.lse, step_.heads(), step_.queries.head_dim}, step_.compute);
     if (all.sums != nullptr)
       estimated_[static_cast<std::size_t>(given.layer)] += given.tokens * step_.attention.q_heads;
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {

@@ -20,28 +20,32 @@ std::int64_t most_slots(const std::vector<LayerWindow>& layers) {
   return most;
 }
 
-/// K and V of so many rows of a layer.
-std::int64_t row_bytes(const AttentionShape& shape, std::int64_t rows) {
-  return shape.kv_heads * 2 * rows * shape.head_dim * bytes_of(DType::bf16);
+/// Of a layer with rows of its own.
+std::int64_t row_bytes(const LayerWindow& layer, std::int64_t rows) {
+  return layer.has_rows ? layer.heads.elements(rows) * bytes_of(DType::bf16) : 0;
+}
+
+/// Values lie behind the keys of `rows` slots.
+template <class Element>
+Element* values_of(const LayerHeads& heads, Element* keys, std::int64_t rows) {
+  return heads.keys_are_values ? keys : keys + rows * heads.head_dim;
 }
 
 /// What does not grow: a word that kernels name in it what is not finite, and own sinks.
-Pieces fixed_pieces(const AttentionShape& shape, const std::vector<LayerWindow>& layers,
-                    std::vector<std::int64_t>& sinks_at) {
+Pieces fixed_pieces(const std::vector<LayerWindow>& layers, std::vector<std::int64_t>& sinks_at) {
   Pieces pieces;
   pieces.place(sizeof(unsigned long long));
   for (const LayerWindow& layer : layers)
-    sinks_at.push_back(pieces.place(layer.has_rows ? row_bytes(shape, layer.own_sinks()) : 0));
+    sinks_at.push_back(pieces.place(row_bytes(layer, layer.own_sinks())));
   return pieces;
 }
 
 /// Own rows of all layers.
-Pieces row_pieces(const AttentionShape& shape, const std::vector<LayerWindow>& layers,
-                  std::int64_t capacity, std::vector<std::int64_t>& rows_at) {
+Pieces row_pieces(const std::vector<LayerWindow>& layers, std::int64_t capacity,
+                  std::vector<std::int64_t>& rows_at) {
   Pieces pieces;
   for (const LayerWindow& layer : layers)
-    rows_at.push_back(
-        pieces.place(layer.has_rows ? row_bytes(shape, std::min(capacity, layer.slots)) : 0));
+    rows_at.push_back(pieces.place(row_bytes(layer, std::min(capacity, layer.slots))));
   return pieces;
 }
 
@@ -58,21 +62,20 @@ std::int64_t capacity_for(std::int64_t rows, std::int64_t most) {
 ResidentRows::ResidentRows(CudaDevice& device, const SessionShape& shape,
                            std::shared_ptr<const ContextWindow> context, std::byte* memory)
     : device_(device),
-      shape_(shape.attention),
       dtype_(shape.rows),
       own_first_(shape.context_tokens),
       layers_(layer_windows(shape)),
       context_(std::move(context)),
       memory_(memory),
       most_slots_(most_slots(layers_)) {
-  fixed_pieces(shape_, layers_, sinks_at_);
+  fixed_pieces(layers_, sinks_at_);
   rows_at_.resize(layers_.size());
   ends_.assign(layers_.size(), own_first_);
 }
 
 std::int64_t ResidentRows::fixed_bytes(const SessionShape& shape) {
   std::vector<std::int64_t> sinks_at;
-  return fixed_pieces(shape.attention, layer_windows(shape), sinks_at).used();
+  return fixed_pieces(layer_windows(shape), sinks_at).used();
 }
 
 std::int64_t ResidentRows::most_bytes(const SessionShape& shape) {
@@ -80,7 +83,7 @@ std::int64_t ResidentRows::most_bytes(const SessionShape& shape) {
   const std::int64_t most = most_slots(layers);
   const auto bytes = [&](std::int64_t capacity) {
     std::vector<std::int64_t> rows_at;
-    return row_pieces(shape.attention, layers, capacity, rows_at).used();
+    return row_pieces(layers, capacity, rows_at).used();
   };
   return bytes(most) + bytes((most + 1) / 2);
 }
@@ -99,18 +102,20 @@ void ResidentRows::reserve(std::int64_t begin, std::int64_t end, cudaStream_t st
   if (rows <= capacity_) return;
   const std::int64_t capacity = capacity_for(rows, most_slots_);
   std::vector<std::int64_t> rows_at;
-  Buffer more = device_.allocate(row_pieces(shape_, layers_, capacity, rows_at).used(), "session");
-  const auto row = static_cast<std::size_t>(shape_.head_dim * bytes_of(DType::bf16));
+  Buffer more = device_.allocate(row_pieces(layers_, capacity, rows_at).used(), "session");
   inject_copy_delay(stream);
   for (std::size_t l = 0; l < rows_at.size() && capacity_ > 0 && begin > own_first_; ++l) {
     if (!layers_[l].has_rows) continue;
+    const LayerHeads& heads = layers_[l].heads;
+    const auto row = static_cast<std::size_t>(heads.head_dim * bytes_of(DType::bf16));
     const std::int64_t slots = layers_[l].slots;
     const std::int64_t had = std::min(capacity_, slots);
     const auto pitch = [&](std::int64_t of) { return static_cast<std::size_t>(of) * row; };
-    TOPKV_CUDA(cudaMemcpy2DAsync(
-        more.data() + rows_at[l], pitch(std::min(capacity, slots)), rows_.data() + rows_at_[l],
-        pitch(had), pitch(std::min(had, begin - own_first_)),
-        static_cast<std::size_t>(shape_.kv_heads * 2), cudaMemcpyDeviceToDevice, stream));
+    TOPKV_CUDA(cudaMemcpy2DAsync(more.data() + rows_at[l], pitch(std::min(capacity, slots)),
+                                 rows_.data() + rows_at_[l], pitch(had),
+                                 pitch(std::min(had, begin - own_first_)),
+                                 static_cast<std::size_t>(heads.kv_heads * heads.vectors()),
+                                 cudaMemcpyDeviceToDevice, stream));
   }
   rows_ = std::move(more);  // what it was is free when its copies are made (arena.h)
   rows_at_ = std::move(rows_at);
@@ -135,21 +140,23 @@ void ResidentRows::load(std::int64_t layer, std::span<const RowSpan> rows, cudaS
   if (!window.has_rows) return;  // its rows are loaded with the layer that has them
   const std::int64_t end = rows[0].end();
   ends_[static_cast<std::size_t>(layer)] = end;
-  put(rows, {own_first_, std::min(end, window.kept_sinks)}, own_sinks(layer), stream);
-  put(rows, {std::max(own_first_, end - window.window), end}, own_rows(layer), stream);
+  put(layer, rows, {own_first_, std::min(end, window.kept_sinks)}, own_sinks(layer), stream);
+  put(layer, rows, {std::max(own_first_, end - window.window), end}, own_rows(layer), stream);
 }
 
 /// Copies rows of positions `range`.
-void ResidentRows::put(std::span<const RowSpan> rows, PositionRange range, const Block& to,
-                       cudaStream_t stream) const {
-  const std::int64_t d = shape_.head_dim;
+void ResidentRows::put(std::int64_t layer, std::span<const RowSpan> rows, PositionRange range,
+                       const Block& to, cudaStream_t stream) const {
+  const LayerHeads& heads = of(layer).heads;
+  const std::int64_t d = heads.head_dim;
   for (std::int64_t p = range.begin; p < range.end;) {
     const std::int64_t slot = (p - own_first_) % to.slots;
     const std::int64_t count = std::min(range.end - p, to.slots - slot);
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
       const auto& [from, first] = rows[static_cast<std::size_t>(head)];
-      __nv_bfloat16* keys = to.keys + (head * 2 * to.rows + slot) * d;
+      __nv_bfloat16* keys = to.keys + (head * heads.vectors() * to.rows + slot) * d;
       copy_as_bf16(from.keys.part({p - first, p - first + count}), keys, stream);
+      if (heads.keys_are_values) continue;
       copy_as_bf16(from.values.part({p - first, p - first + count}), keys + to.rows * d, stream);
     }
     p += count;
@@ -169,37 +176,39 @@ void ResidentRows::add(std::int64_t layer, const float* k, const float* v, std::
 void ResidentRows::pack(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
                         std::int64_t first, const Block& to, cudaStream_t stream) const {
   auto* bad = reinterpret_cast<unsigned long long*>(memory_);
-  const std::int64_t d = shape_.head_dim;
+  const LayerHeads& heads = of(layer).heads;
+  const std::int64_t d = heads.head_dim;
   PackTarget target;
   target.keys = to.keys;
-  target.values = to.keys + to.rows * d;
-  target.head_stride = 2 * to.rows * d;
+  target.values = values_of(heads, to.keys, to.rows);
+  target.head_stride = heads.vectors() * to.rows * d;
   target.first = first - own_first_;
   target.ring = to.slots;
   if (!in_blocks(dtype_.keys)) {
-    pack_rows(k, v, tokens, shape_.kv_heads, d, target, bad, stream);
+    pack_rows(k, v, tokens, heads.kv_heads, d, target, bad, stream);
   } else {
-    pack_blocks(k, v, tokens, shape_.kv_heads, d, dtype_, stored_keys(layer).from(first), {},
-                target, bad, stream);
+    pack_blocks(k, v, tokens, heads.kv_heads, d, dtype_, stored_keys(layer).from(first), {}, target,
+                bad, stream);
   }
 }
 
 /// Rows of positions `range`: of the context, of which there are `context_rows`, and behind them
 /// own ones; or own ones alone, of which those that have come to the end of the slots go on at
 /// their begin. (Not both: when own rows come to the end no window reaches the context.)
-DeviceRows ResidentRows::rows_at(PositionRange range, const __nv_bfloat16* of_context,
-                                 PositionRange context_rows, const Block& own) const {
-  const std::int64_t d = shape_.head_dim;
+DeviceRows ResidentRows::rows_at(const LayerHeads& heads, PositionRange range,
+                                 const __nv_bfloat16* of_context, PositionRange context_rows,
+                                 const Block& own) const {
+  const std::int64_t d = heads.head_dim;
   DeviceRows rows;
   rows.first = range.begin;
   rows.count = range.size();
   rows.keys_behind = own.keys;
-  rows.values_behind = own.keys + own.rows * d;
-  rows.stride_behind = 2 * own.rows * d;
+  rows.values_behind = values_of(heads, own.keys, own.rows);
+  rows.stride_behind = heads.vectors() * own.rows * d;
   if (range.begin < context_rows.end) {
     rows.keys = of_context + (range.begin - context_rows.begin) * d;
-    rows.values = rows.keys + context_rows.size() * d;
-    rows.head_stride = 2 * context_rows.size() * d;
+    rows.values = values_of(heads, rows.keys, context_rows.size());
+    rows.head_stride = heads.vectors() * context_rows.size() * d;
     rows.split = context_rows.end - range.begin;
   } else if (rows.count > 0) {
     const std::int64_t slot = (range.begin - own_first_) % own.slots;
@@ -219,12 +228,14 @@ void ResidentRows::attend(std::int64_t layer, std::int64_t added,
   const std::int64_t begin = window_begin(layer, queries.first);
   const PositionRange last = sees.within({begin, queries.first + added});
   gpu::attend(
-      shape_, queries, rows_at(last, context_->rows(layer), window.context_rows, own_rows(layer)),
+      window.heads, queries,
+      rows_at(window.heads, last, context_->rows(layer), window.context_rows, own_rows(layer)),
       {true, window.dense ? 0 : window.window, window.sinks}, partial, Into::overwrite, stream);
   const PositionRange sinks = sees.within({0, std::min(window.sinks, begin)});
   if (sinks.size() == 0) return;
-  gpu::attend(shape_, queries,
-              rows_at(sinks, context_->sinks(layer), {0, window.context_sinks}, own_sinks(layer)),
+  gpu::attend(window.heads, queries,
+              rows_at(window.heads, sinks, context_->sinks(layer), {0, window.context_sinks},
+                      own_sinks(layer)),
               {}, partial, Into::merge, stream);
 }
 

@@ -58,7 +58,8 @@ class ResidentRows {
   void load(std::int64_t layer, std::span<const RowSpan> rows, cudaStream_t stream);
 
   /// Adds new rows from position `first` on. k, v: [tokens, kv_heads, head_dim], float32, in device
-  /// memory. REQUIRES: reserve() has made room for them, and the layer has rows of its own.
+  /// memory; if keys are values, v is not read. REQUIRES: reserve() has made room for them, and the
+  /// layer has rows of its own.
   void add(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
            std::int64_t first, cudaStream_t stream);
 
@@ -68,8 +69,8 @@ class ResidentRows {
               const PositionRange& sees, const PartialView& partial, cudaStream_t stream) const;
 
  private:
-  /// Own rows of a layer, [kv_heads, 2, rows, head_dim]: keys, then values. Row i lies in slot i %
-  /// slots. `rows` slots have memory.
+  /// Own rows of a layer, [kv_heads, vectors, rows, head_dim]: keys, then values. Row i lies in
+  /// slot i % slots. `rows` slots have memory.
   struct Block {
     __nv_bfloat16* keys;
     std::int64_t rows;
@@ -81,15 +82,14 @@ class ResidentRows {
   }
   Block own_rows(std::int64_t layer) const;
   Block own_sinks(std::int64_t layer) const;
-  void put(std::span<const RowSpan> rows, PositionRange range, const Block& to,
+  void put(std::int64_t layer, std::span<const RowSpan> rows, PositionRange range, const Block& to,
            cudaStream_t stream) const;
   void pack(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
             std::int64_t first, const Block& to, cudaStream_t stream) const;
-  DeviceRows rows_at(PositionRange range, const __nv_bfloat16* of_context,
+  DeviceRows rows_at(const LayerHeads& heads, PositionRange range, const __nv_bfloat16* of_context,
                      PositionRange context_rows, const Block& own) const;
 
   CudaDevice& device_;
-  AttentionShape shape_;
   KvDType dtype_;           // of rows as they are stored
   std::int64_t own_first_;  // the position of the first own row
   std::vector<LayerWindow> layers_;

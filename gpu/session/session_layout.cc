@@ -15,6 +15,7 @@ std::vector<LayerWindow> layer_windows(const SessionShape& shape) {
     layer.row_layer = shape.attention.row_layer_of(l);
     layer.has_rows = shape.attention.has_rows(l);
     if (!shape.attention.is_attention(l)) continue;
+    layer.heads = heads_of(shape.attention, l);
     const CausalWindow exact = shape.always_attended(l);
     layer.dense = exact.window == 0;
     layer.window = layer.dense ? shape.window : exact.window;
@@ -36,12 +37,15 @@ StepLayout::StepLayout(const SessionShape& shape, std::int64_t tokens_)
     : tokens(tokens_),
       q_heads(shape.attention.q_heads),
       kv_heads(shape.attention.kv_heads),
-      head_dim(shape.attention.head_dim) {
+      head_dim(shape.attention.head_dim),
+      widest_head(shape.attention.widest_head()),
+      widest_kv(shape.attention.widest_kv()),
+      keys_are_values(shape.attention.keys_are_values) {
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t heads = tokens * q_heads;
   Pieces device;
-  queries = device.place(heads * head_dim * bytes_of(DType::bf16));
-  exact = device.place(heads * head_dim * f32);
+  queries = device.place(heads * widest_head * bytes_of(DType::bf16));
+  exact = device.place(heads * widest_head * f32);
   lse = device.place(heads * f32);
   if (shape.scans()) {
     const auto& codes = static_cast<const CudaCodes&>(*shape.index);
@@ -53,22 +57,22 @@ StepLayout::StepLayout(const SessionShape& shape, std::int64_t tokens_)
   device_bytes = device.used();
 
   Pieces host;
-  host_q = host.place(heads * head_dim * f32);
-  host_k = host.place(tokens * kv_heads * head_dim * f32);
-  host_v = host.place(tokens * kv_heads * head_dim * f32);
-  host_found = host.place(heads * (head_dim + 1) * f32);
+  host_q = host.place(heads * widest_head * f32);
+  host_k = host.place(tokens * widest_kv * f32);
+  host_v = host.place(keys_are_values ? 0 : tokens * widest_kv * f32);
+  host_found = host.place(heads * (widest_head + 1) * f32);
   host_scan = host.place(scan.host_bytes);
   host_begun = host.place(std::int64_t{sizeof(int)});
   host_taken = host.place(std::int64_t{sizeof(int)});
   host_ready = host.place(std::int64_t{sizeof(int)});
   const std::int64_t given = shape.tail && (!shape.scans() || shape.has_row_rules) ? heads : 0;
-  host_estimate = host.place(given * (head_dim + 1) * f32);
+  host_estimate = host.place(given * (widest_head + 1) * f32);
   host_noise = host.place(given * std::int64_t{sizeof(TailNoise)});
   const std::int64_t judged = shape.has_row_rules ? heads : 0;
-  host_exact = host.place(judged * (head_dim + 1) * f32);
+  host_exact = host.place(judged * (widest_head + 1) * f32);
   const std::int64_t scanned = shape.scans() ? judged : 0;
-  host_rare = host.place(scanned * (head_dim + 1) * f32);
-  host_tail = host.place(scanned * (head_dim + 1) * f32);
+  host_rare = host.place(scanned * (widest_head + 1) * f32);
+  host_tail = host.place(scanned * (widest_head + 1) * f32);
   host_tail_noise = host.place(scanned * std::int64_t{sizeof(TailNoise)});
   const std::int64_t chosen = shape.chooses() ? q_heads : 0;
   host_entries = host.place(chosen * shape.most_entries * std::int64_t{sizeof(int)});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "gpu/attention/attention.h"
 #include "gpu/codes/scan_workspace.h"
 #include "src/device/decode_backend.h"
 
@@ -15,6 +16,7 @@ namespace topkv::gpu {
 struct LayerWindow {
   std::int64_t row_layer = 0;       // the layer whose rows it attends, and whose memory it reads
   bool has_rows = false;            // that layer is this one: it has memory of its own
+  LayerHeads heads = {};            // of that layer as of this one
   std::int64_t window = 0;          // rows that a token attends before it, itself included
   std::int64_t sinks = 0;           // rows that a token attends
   std::int64_t kept_sinks = 0;      // the most sinks of all layers that attend these rows
@@ -33,12 +35,15 @@ struct LayerWindow {
 /// Returns one LayerWindow for each layer. It is empty for a layer with a recurrent state.
 std::vector<LayerWindow> layer_windows(const SessionShape& shape);
 
-/// The offsets, in bytes, of the workspace of a step. The constructor takes the most tokens that a
-/// step in it can have.
+/// The offsets, in bytes, of the workspace of a step. It has room for the heads of every layer. The
+/// constructor takes the most tokens that a step in it can have.
 struct StepLayout {
   StepLayout(const SessionShape& shape, std::int64_t tokens);
 
-  std::int64_t tokens, q_heads, kv_heads, head_dim;
+  std::int64_t tokens, q_heads;
+  std::int64_t kv_heads, head_dim;  // of layers that attend all tokens
+  std::int64_t widest_head, widest_kv;
+  bool keys_are_values;
   ScanLayout scan;  // of the context's codes, or of the session's own
   std::int64_t queries, exact, lse, scan_at, device_bytes;
   std::int64_t host_q, host_k, host_v, host_found, host_scan, host_begun, host_taken, host_ready,

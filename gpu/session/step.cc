@@ -41,8 +41,9 @@ void CudaStep::begin(const AttentionStep& step, std::int64_t first,
   of_context = {};
   of_own = {};
   sums = nullptr;
+  layer_heads = heads_of(attention, step.layer);
   queries = {at<__nv_bfloat16>(layout().queries), given.tokens, attention.q_heads,
-             attention.head_dim, first};
+             layer_heads.head_dim, first};
 }
 
 void CudaStep::leave() {
@@ -73,8 +74,8 @@ void CudaStep::close() noexcept {
 
 PartialView CudaStep::in_memory(std::int64_t offset) const {
   auto* out = host<float>(offset);
-  return {out, out + layout().tokens * attention.q_heads * attention.head_dim, heads(),
-          attention.head_dim};
+  return {out, out + layout().tokens * attention.q_heads * queries.head_dim, heads(),
+          queries.head_dim};
 }
 
 void CudaStep::copy_out(const PartialView& from, std::int64_t to) const {
@@ -93,13 +94,14 @@ void CudaStep::wait_for_copies() {
 }
 
 StepInput CudaStep::input() const {
-  const std::int64_t d = attention.head_dim;
+  const std::int64_t d = layer_heads.head_dim;
   StepInput input;
   input.q = given.q;
   input.k = given.k;
   input.v = given.v;
   input.q_count = given.tokens * attention.q_heads * d;
-  input.kv_count = attention.has_rows(given.layer) ? given.kv_count() * attention.kv_heads * d : 0;
+  input.kv_count =
+      attention.has_rows(given.layer) ? given.kv_count() * layer_heads.kv_heads * d : 0;
   input.host_q = host<float>(layout().host_q);
   input.host_k = host<float>(layout().host_k);
   input.host_v = host<float>(layout().host_v);

@@ -63,7 +63,7 @@ struct CudaStep {
   }
   /// Returns the partial over the rows that are attended in any case, in the device's memory.
   PartialView exact() const {
-    return {at<float>(layout().exact), at<float>(layout().lse), heads(), attention.head_dim};
+    return {at<float>(layout().exact), at<float>(layout().lse), heads(), queries.head_dim};
   }
   /// Returns the place of the host's partial, in page-locked memory.
   PartialView found() const { return in_memory(layout().host_found); }
@@ -102,6 +102,7 @@ struct CudaStep {
   // Of this step.
   AttentionStep given;
   PositionRange sees;
+  LayerHeads layer_heads;
   QueryView<__nv_bfloat16> queries;
   int id = 0;                    // in its workspace
   bool copied_by_scan = false;   // the scan gives the host its copies

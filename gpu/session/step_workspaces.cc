@@ -21,7 +21,7 @@ std::int64_t tile_bytes(const SessionShape& shape) {
     if (!a.is_attention(l)) continue;
     // A layer without rows of its own may fall behind the rows in memory (CudaWindow::attend).
     if (shape.always_attended(l).window == 0 || !a.has_rows(l))
-      return RowStream::bytes(a.kv_heads, a.head_dim, shape.rows, dense_tile);
+      return RowStream::bytes(a, shape.rows, dense_tile);
   }
   return 0;
 }
@@ -61,10 +61,9 @@ StepWorkspaces::StepWorkspaces(CudaDevice& device, const SessionShape& shape)
       layouts_(layouts_of(shape)),
       tile_bytes_(tile_bytes(shape)),
       tile_memory_(device.allocate(tile_bytes_, "tiles of dense layers")) {
-  const AttentionShape& a = shape_.attention;
   if (tile_bytes_ > 0) {
-    tiles_ = std::make_unique<RowStream>(a.kv_heads, a.head_dim, shape_.rows, dense_tile,
-                                         tile_memory_.data());
+    tiles_ =
+        std::make_unique<RowStream>(shape_.attention, shape_.rows, dense_tile, tile_memory_.data());
   }
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     sizes_[i].free.push_back(make(i));

@@ -15,10 +15,11 @@ CudaWindow::CudaWindow(CudaStep& step, std::byte* memory)
 
 void CudaWindow::load(std::int64_t first_layer, std::span<const RowSpan> rows) {
   step_.leave();  // of one that failed
-  const auto heads = static_cast<std::size_t>(step_.attention.kv_heads);
-  for (std::int64_t layer = first_layer; !rows.empty(); ++layer, rows = rows.subspan(heads)) {
+  for (std::int64_t layer = first_layer; !rows.empty(); ++layer) {
+    const auto heads = static_cast<std::size_t>(step_.attention.kv_heads_of(layer));
     resident_.reserve(rows[0].first, rows[0].end(), step_.compute);
     resident_.load(layer, rows.first(heads), step_.compute);
+    rows = rows.subspan(heads);
   }
   step_.compute.synchronize();  // the copies read the rows until then
 }
@@ -83,13 +84,13 @@ void CudaWindow::stream(std::int64_t layer, std::span<const RowSpan> rows,
   if (range.size() == 0) return;
   views_.clear();
   for (const RowSpan& span : rows) views_.push_back(span.rows);
-  step_.workspaces->tiles()->stream(views_, {range.begin - first, range.end - first},
-                                    resident_.stored_keys(layer), step_.compute,
-                                    [&](DeviceRows tile) {
-                                      tile.first += first;
-                                      gpu::attend(step_.attention, step_.queries, tile, visible,
-                                                  step_.exact(), Into::merge, step_.compute);
-                                    });
+  step_.workspaces->tiles()->stream(
+      step_.layer_heads, views_, {range.begin - first, range.end - first},
+      resident_.stored_keys(layer), step_.compute, [&](DeviceRows tile) {
+        tile.first += first;
+        gpu::attend(step_.layer_heads, step_.queries, tile, visible, step_.exact(), Into::merge,
+                    step_.compute);
+      });
 }
 
 PartialView CudaWindow::partial() {

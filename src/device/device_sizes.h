@@ -38,8 +38,7 @@ class DeviceSizes {
 
   /// Returns whether contexts and sessions may store rows in this dtype.
   virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
-  /// Throws Unsupported for heads that the device does not take: of a head dim that it does not
-  /// know, of two kinds (AttentionShape::has_two_widths), or whose keys are values.
+  /// Throws Unsupported for heads of a head dim that the device does not know, in any layer.
   virtual void check_heads(const AttentionShape& /*shape*/) const {}
   /// Returns the memory of ComputeDevice::prefill_attention.
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,

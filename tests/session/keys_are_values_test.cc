@@ -27,11 +27,11 @@ using ::test::TokenStream;
 constexpr std::int64_t latent_tokens = 120;
 constexpr std::int64_t latent_total = 180;
 
-AttentionShape latent_shape() {
+AttentionShape latent_shape(std::int64_t head_dim = 72) {
   return {.layers = 2,
           .q_heads = 4,
           .kv_heads = 1,
-          .head_dim = 72,
+          .head_dim = head_dim,
           .scale = 0.1F,
           .keys_are_values = true};
 }
@@ -49,6 +49,7 @@ TokenStream with_values(const TokenStream& stream) {
 }
 
 struct LatentCase {
+  std::string device;
   const char* index;
   const char* tail = "";
   KvDType dtype = {};
@@ -57,15 +58,15 @@ struct LatentCase {
 };
 
 void PrintTo(const LatentCase& c, std::ostream* out) {
-  *out << c.index << " " << c.tail << " " << c.dtype.name() << " " << c.dense_layers << " "
-       << c.chunk_len;
+  *out << c.device << " " << c.index << " " << c.tail << " " << c.dtype.name() << " "
+       << c.dense_layers << " " << c.chunk_len;
 }
 
 using LatentOuts = std::vector<std::vector<std::vector<float>>>;
 
 /// What sessions give that are stepped, forked, truncated, saved and loaded.
 LatentOuts goes_on_with(const TokenStream& stream, const LatentCase& c) {
-  const Place place("cpu");
+  const Place place(c.device);
   const RetrievalOptions options{.index = c.index,
                                  .k = TopK::same(8),
                                  .tail = c.tail,
@@ -74,7 +75,7 @@ LatentOuts goes_on_with(const TokenStream& stream, const LatentCase& c) {
                                  .capacity = latent_total - latent_tokens};
   const auto context = stream.context(latent_tokens, c.dtype)->ready_for(options);
   LatentOuts all;
-  Session session(context, options);
+  Session session(context, options, place.device());
   const auto feed = [&](Session& to, std::int64_t until, std::int64_t step) {
     Feed given(place, stream, latent_tokens, latent_total);
     given.run(to, until, step);
@@ -92,7 +93,8 @@ LatentOuts goes_on_with(const TokenStream& stream, const LatentCase& c) {
   save_context(*fork.own_rows(), folder.path() / "turns.tkv");
   verify_context(folder.path() / "text.tkv");
   for (const bool mapped : {false, true}) {
-    Session resumed(load_context(folder.path() / "text.tkv", {.mapped = mapped}).context, options);
+    Session resumed(load_context(folder.path() / "text.tkv", {.mapped = mapped}).context, options,
+                    place.device());
     resumed.resume(*load_context(folder.path() / "turns.tkv", {.mapped = mapped}).context);
     feed(resumed, latent_tokens + 54, 2);
   }
@@ -102,7 +104,9 @@ LatentOuts goes_on_with(const TokenStream& stream, const LatentCase& c) {
 class KeysAreValues : public testing::TestWithParam<LatentCase> {};
 
 TEST_P(KeysAreValues, GiveWhatTheKeysGivenAsValuesGive) {
-  AttentionShape shape = latent_shape();
+  TOPKV_NEEDS_DEVICE(GetParam().device);
+  const bool cuda = GetParam().device == "cuda";
+  AttentionShape shape = latent_shape(cuda ? 128 : 72);
   shape.chunk_len = GetParam().chunk_len;
   const TokenStream stream(shape, latent_total);
   const LatentOuts got = goes_on_with(stream, GetParam());
@@ -110,24 +114,41 @@ TEST_P(KeysAreValues, GiveWhatTheKeysGivenAsValuesGive) {
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < want.size(); ++i) {
     for (std::size_t l = 0; l < want[i].size(); ++l) {
-      ASSERT_EQ(std::memcmp(got[i][l].data(), want[i][l].data(), want[i][l].size() * 4), 0)
-          << "part " << i << " layer " << l;
+      if (!cuda) {
+        ASSERT_EQ(std::memcmp(got[i][l].data(), want[i][l].data(), want[i][l].size() * 4), 0)
+            << "part " << i << " layer " << l;
+        continue;
+      }
+      for (std::size_t j = 0; j < want[i][l].size(); ++j) {
+        ASSERT_EQ(std::isnan(got[i][l][j]), std::isnan(want[i][l][j]));
+        if (std::isnan(want[i][l][j])) continue;
+        ASSERT_NEAR(got[i][l][j], want[i][l][j], 0x1p-9 * (1 + std::abs(want[i][l][j])))
+            << "part " << i << " layer " << l;
+      }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Host, KeysAreValues,
-                         testing::Values(LatentCase{"exact"},
-                                         LatentCase{"exact", "mean", DType::f32, 1},
-                                         LatentCase{"codes:k=16,v=8"},
-                                         LatentCase{"codes:k=16,v=8", "none", DType::f16},
-                                         LatentCase{"hnsw"}, LatentCase{"quest:page=4"},
-                                         LatentCase{"exact", "", {}, 0, 50}));
+INSTANTIATE_TEST_SUITE_P(
+    Everywhere, KeysAreValues,
+    testing::Values(
+        LatentCase{"cpu", "exact"}, LatentCase{"cpu", "exact", "mean", DType::f32, 1},
+        LatentCase{"cpu", "codes:k=16,v=8"},
+        LatentCase{"cpu", "codes:k=16,v=8", "none", DType::f16}, LatentCase{"cpu", "hnsw"},
+        LatentCase{"cpu", "quest:page=4"}, LatentCase{"cpu", "exact", "", {}, 0, 50},
+        LatentCase{"cuda", "exact"}, LatentCase{"cuda", "exact", "mean", {}, 1},
+        LatentCase{"cuda", "codes:k=16,v=8"}, LatentCase{"cuda", "codes:k=16,v=8", "none"},
+        LatentCase{"cuda", "quest:page=4"}, LatentCase{"cuda", "exact", "", {}, 0, 50}));
 
-TEST(KeysAreValues, EqualFloat64InPrefillAndInSessionsInEachDtype) {
-  const Place place("cpu");
-  const TokenStream stream(latent_shape(), latent_total);
-  ContextBuilder builder(stream.shape, {.capacity = latent_tokens});
+class KeysAreValuesOn : public testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, KeysAreValuesOn, testing::ValuesIn(::test::devices));
+
+TEST_P(KeysAreValuesOn, EqualFloat64InPrefillAndInSessions) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const TokenStream stream(latent_shape(576), latent_total);
+  ContextBuilder builder(stream.shape, {.capacity = latent_tokens}, place.device());
   Feed read(place, stream, 0, latent_tokens);
   for (std::int64_t t = 0; t < latent_tokens; t += 50) {
     for (std::int64_t l = 0; l < stream.shape.layers; ++l)
@@ -139,7 +160,7 @@ TEST(KeysAreValues, EqualFloat64InPrefillAndInSessionsInEachDtype) {
   for (std::int64_t p = 0; p < latent_tokens; p += 11) positions.push_back(p);
   EXPECT_LE(read.worst({.dense_layers = stream.shape.layers}, positions), 1);
   const RetrievalOptions options{.k = TopK::same(8), .dense_layers = 1, .window = 16};
-  Session session(context, options);
+  Session session(context, options, place.device());
   Feed feed(place, stream, latent_tokens, latent_total);
   feed.run(session, 3);
   positions.clear();
@@ -148,21 +169,23 @@ TEST(KeysAreValues, EqualFloat64InPrefillAndInSessionsInEachDtype) {
 }
 
 /// Relative error of what a session gives over rows of a dtype, in the norm.
-double error_of(KvDType dtype) {
-  const Place place("cpu");
-  const TokenStream stream(latent_shape(), latent_total);
+double error_of(const Place& place, KvDType dtype) {
+  const TokenStream stream(latent_shape(576), latent_total);
   const auto outs = [&](KvDType of) {
-    Session session(stream.context(latent_tokens, of), {.dense_layers = 2, .capacity = 60});
+    Session session(stream.context(latent_tokens, of), {.dense_layers = 2, .capacity = 60},
+                    place.device());
     Feed feed(place, stream, latent_tokens, latent_total);
     feed.run(session, 5);
     return feed.outs();
   };
-  return reference::distance(outs(dtype), outs(DType::f32));
+  return reference::distance(outs(dtype), outs(DType::bf16));
 }
 
-TEST(KeysAreValues, InBlocksAreAsNearAsTheirBits) {
-  const double q8 = error_of(DType::q8);
-  const double q4 = error_of(DType::q4);
+TEST_P(KeysAreValuesOn, InBlocksAreAsNearAsTheirBits) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const double q8 = error_of(place, DType::q8);
+  const double q4 = error_of(place, DType::q4);
   EXPECT_GT(q8, 1e-4);
   EXPECT_LT(q8, 0.03);
   EXPECT_GT(q4, 2 * q8);

@@ -32,36 +32,36 @@ constexpr std::int64_t wide_tokens = 150;
 constexpr std::int64_t wide_total = 220;
 
 /// The layers with a sliding window by themselves. The last attends the rows of the one before.
-AttentionShape narrow_shape() {
+AttentionShape narrow_shape(std::int64_t head_dim) {
   return {.layers = 3,
           .q_heads = 8,
           .kv_heads = 4,
-          .head_dim = 64,
+          .head_dim = head_dim,
           .scale = 0.2F,
           .sliding_window = {16, 9, 9},
           .row_layer = {0, 1, 1}};
 }
 
-AttentionShape wide_shape() {
+AttentionShape wide_shape(std::int64_t head_dim = 128) {
   return {.layers = 3,
           .q_heads = 8,
           .kv_heads = 2,
-          .head_dim = 128,
+          .head_dim = head_dim,
           .scale = 0.2F,
           .row_layer = {0, 1, 1}};
 }
 
 /// Layers of both, in turns.
-AttentionShape both_shape() {
+AttentionShape both_shape(std::int64_t narrow = 64, std::int64_t wide = 128) {
   return {.layers = 6,
           .q_heads = 8,
           .kv_heads = 2,
-          .head_dim = 128,
+          .head_dim = wide,
           .scale = 0.2F,
           .sliding_window = {16, 0, 9, 0, 9, 0},
           .row_layer = {0, 1, 2, 3, 2, 3},
           .sliding_kv_heads = 4,
-          .sliding_head_dim = 64};
+          .sliding_head_dim = narrow};
 }
 
 struct WidthCase {
@@ -69,10 +69,13 @@ struct WidthCase {
   const char* index;
   const char* tail = "";
   KvDType dtype = {};
+  std::int64_t narrow = 64;
+  std::int64_t wide = 128;
 };
 
 void PrintTo(const WidthCase& c, std::ostream* out) {
-  *out << c.device << " " << c.index << " " << c.tail << " " << c.dtype.name();
+  *out << c.device << " " << c.index << " " << c.tail << " " << c.dtype.name() << " " << c.narrow
+       << " " << c.wide;
 }
 
 class TwoWidths : public testing::TestWithParam<WidthCase> {
@@ -168,9 +171,9 @@ std::vector<std::vector<Outs>> goes_on(const Place& place, const WidthCase& c,
 TEST_P(TwoWidths, GiveWhatLayersOfOneKindGive) {
   const WidthCase& c = GetParam();
   const Place place(c.device);
-  const TokenStream narrow(narrow_shape(), wide_total, 1);
-  const TokenStream wide(wide_shape(), wide_total, 500);
-  const auto both = goes_on(place, c, both_shape(), {&narrow, &wide});
+  const TokenStream narrow(narrow_shape(c.narrow), wide_total, 1);
+  const TokenStream wide(wide_shape(c.wide), wide_total, 500);
+  const auto both = goes_on(place, c, both_shape(c.narrow, c.wide), {&narrow, &wide});
   const auto alone = std::vector{goes_on(place, c, narrow.shape, {&narrow}),
                                  goes_on(place, c, wide.shape, {&wide})};
   for (std::size_t part = 0; part < both.size(); ++part) {
@@ -196,12 +199,15 @@ TEST_P(TwoWidths, GiveWhatLayersOfOneKindGive) {
 
 std::vector<WidthCase> width_cases() {
   std::vector<WidthCase> all;
-  for (const std::string device : {"cpu"}) {
+  for (const std::string& device : ::test::devices) {
     all.push_back({device, "exact"});
     all.push_back({device, "exact", "mean", DType::q8});
     all.push_back({device, "codes:k=16,v=8"});
     all.push_back({device, "codes:k=16,v=8", "none", {DType::q8, DType::q4}});
     all.push_back({device, "quest:page=4"});
+    all.push_back({device, "codes:k=16,v=8", "", {}, 256, 512});
+    all.push_back({device, "exact", "mean", {DType::q8, DType::q4}, 256, 512});
+    all.push_back({device, "exact", "", {}, 128, 64});
   }
   return all;
 }

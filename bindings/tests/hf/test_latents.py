@@ -1,6 +1,6 @@
 """Models whose layers cache a latent (MLA): DeepSeek V2 and V3, GLM-4.7-Flash, Kimi Linear and others.
 
-A CUDA device does not take their rows, so these tests run on the CPU.
+Rows have a few elements, of which a CUDA device takes none, so these tests run on the CPU.
 """
 
 import copy

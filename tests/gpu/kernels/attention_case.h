@@ -72,10 +72,8 @@ class AttentionCase {
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)); }
   topkv::PartialView partial() const { return {out_.data(), lse_.data()}; }
 
-  topkv::AttentionShape attention() const {
-    return {.layers = 1,
-            .q_heads = q_heads(),
-            .kv_heads = shape_.kv_heads,
+  topkv::gpu::LayerHeads layer_heads() const {
+    return {.kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
             .scale = scale(),
             .softcap = shape_.softcap,
@@ -115,7 +113,7 @@ class AttentionCase {
   }
 
   void attend(std::int64_t begin, std::int64_t end, topkv::gpu::Into into) {
-    topkv::gpu::attend(attention(), queries(), rows(begin, end), shape_.visible, partial(), into,
+    topkv::gpu::attend(layer_heads(), queries(), rows(begin, end), shape_.visible, partial(), into,
                        nullptr);
   }
   Answer answer() const { return {out_.read(), lse_.read()}; }

@@ -289,30 +289,31 @@ TEST(GpuAttention, SoftCappedScoresLeaveUnseenRowsUnseenAndPartialsMerge) {
 TEST(GpuAttention, RefusesWhatItCannotCompute) {
   TOPKV_NEEDS_GPU();
   AttentionCase problem({.rows = 10});
-  auto shape = problem.attention();
+  auto heads = problem.layer_heads();
   auto queries = problem.queries();
-  queries.head_dim = 72;
   const auto attend = [&] {
-    topkv::gpu::attend(shape, queries, problem.rows(0, 10), {}, problem.partial(), Into::overwrite,
+    topkv::gpu::attend(heads, queries, problem.rows(0, 10), {}, problem.partial(), Into::overwrite,
                        nullptr);
   };
-  EXPECT_FALSE(topkv::gpu::attention_supports(72, false));
-  EXPECT_THROW(attend(), topkv::Unsupported);
-  queries.head_dim = 576;
-  EXPECT_FALSE(topkv::gpu::attention_supports(576, false));
+  for (const std::int64_t dim : {72, 576}) {
+    heads.head_dim = queries.head_dim = dim;
+    EXPECT_FALSE(topkv::gpu::attention_supports(dim, false));
+    EXPECT_THROW(attend(), topkv::Unsupported) << dim;
+  }
   EXPECT_TRUE(topkv::gpu::attention_supports(576, true));
-  EXPECT_THROW(attend(), topkv::Unsupported);
+  heads = problem.layer_heads();
+  EXPECT_THROW(attend(), topkv::InvalidArgument);  // queries of another width
   queries = problem.queries();
-  shape.scale = -1;
+  heads.scale = -1;
   EXPECT_THROW(attend(), topkv::InvalidArgument);
-  shape = problem.attention();
+  heads = problem.layer_heads();
   auto rows = problem.rows(0, 10);
   rows.split = -1;
   EXPECT_THROW(
-      topkv::gpu::attend(shape, queries, rows, {}, problem.partial(), Into::overwrite, nullptr),
+      topkv::gpu::attend(heads, queries, rows, {}, problem.partial(), Into::overwrite, nullptr),
       topkv::InvalidArgument);
   for (const float softcap : {-1.0F, NAN, INFINITY, 1e-40F}) {
-    shape.softcap = softcap;
+    heads.softcap = softcap;
     EXPECT_THROW(attend(), topkv::InvalidArgument) << softcap;
   }
 }
