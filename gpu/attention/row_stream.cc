@@ -16,14 +16,16 @@ std::int64_t most_row_bytes(const AttentionShape& shape, KvDType dtype) {
   return most;
 }
 
-std::int64_t unpacked_bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows) {
+std::int64_t unpacked_tile_bytes(const AttentionShape& shape, KvDType dtype,
+                                 std::int64_t tile_rows) {
   return in_blocks(dtype.keys) ? tile_rows * most_row_bytes(shape, KvDType()) : 0;
 }
 
 }  // namespace
 
 std::int64_t RowStream::bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows) {
-  return unpacked_bytes(shape, dtype, tile_rows) + slots * tile_rows * most_row_bytes(shape, dtype);
+  return unpacked_tile_bytes(shape, dtype, tile_rows) +
+         slots * tile_rows * most_row_bytes(shape, dtype);
 }
 
 RowStream::RowStream(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows,
@@ -32,7 +34,7 @@ RowStream::RowStream(const AttentionShape& shape, KvDType dtype, std::int64_t ti
       tile_rows_(tile_rows),
       unpacked_(in_blocks(dtype.keys) ? reinterpret_cast<__nv_bfloat16*>(memory) : nullptr),
       slots_(slots) {
-  memory += unpacked_bytes(shape, dtype, tile_rows);
+  memory += unpacked_tile_bytes(shape, dtype, tile_rows);
   for (std::int64_t i = 0; i < slots; ++i)
     slots_[static_cast<std::size_t>(i)].data =
         memory + i * tile_rows * most_row_bytes(shape, dtype);

@@ -28,13 +28,14 @@ inline constexpr int part_bytes = 16;        // of a key's code
 inline constexpr int most_key_bytes = 64;    // of a key's code
 inline constexpr int most_value_bytes = 32;  // of a value's code
 inline constexpr int key_fields = 4;
-inline constexpr int few_dims = 128;        // of a head: kernels are made for so many,
-inline constexpr int most_code_dims = 256;  // and for so many
-inline constexpr int code_group = 8;        // query heads of a KV head, at most
+inline constexpr int few_dims = 128;  // of a head: kernels are made for these three numbers
+inline constexpr int many_dims = 256;
+inline constexpr int most_code_dims = 512;
+inline constexpr int code_group = 8;  // query heads of a KV head, at most
 
 /// Of a head of so many: those that there is room for.
 __host__ __device__ constexpr int code_dims(int head_dim) {
-  return head_dim <= few_dims ? few_dims : most_code_dims;
+  return head_dim <= few_dims ? few_dims : head_dim <= many_dims ? many_dims : most_code_dims;
 }
 /// Of values: those that there is room for in sums.
 __host__ __device__ constexpr int sum_axes(int value_bytes) { return code_dims(8 * value_bytes); }

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(prepare_threads)
   constexpr int rows = 1 + slots;
   constexpr int warps = prepare_threads / warp;
   constexpr int rounds = (rows + warps - 1) / warps;
-  constexpr int at_most = vectors == 1 ? 5 : 3;
+  constexpr int at_most = vectors == 1 ? 5 : vectors == 2 ? 3 : 1;
   constexpr int at_once = rounds < at_most ? rounds : at_most;
 #pragma unroll 1
   for (int first = 0; first < rounds; first += at_once) {

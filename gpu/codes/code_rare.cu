@@ -66,7 +66,7 @@ __device__ void merge_parts(const CodeScan& scan, int head_step) {
 }
 
 /// One part of a KV head's rare rows for a token, for all heads of the group, a tile at a time:
-/// four threads (eight, of many dims) score a row, then a slice of the threads sums the values of
+/// D / 32 threads score a row, then a slice of the threads sums the values of
 /// some rows, two dims each.
 template <int D>
 __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ CodeScan scan) {

@@ -55,7 +55,7 @@ void for_value_bytes(int value_bytes, const Use& use) {
 }
 template <class Use>
 void for_dims(int head_dim, const Use& use) {
-  with_constant<few_dims, most_code_dims>(code_dims(head_dim), use);
+  with_constant<few_dims, many_dims, most_code_dims>(code_dims(head_dim), use);
 }
 
 /// Reads all codes once. Writes the rows found, and the sums and masses of the other rows.

@@ -9,9 +9,10 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr int parts = 4;  // threads of a dim, and of an axis
 template <int D>
-constexpr int threads = parts* D;
+constexpr int parts = D > many_dims ? 2 : 4;  // threads of a dim, and of an axis
+template <int D>
+constexpr int threads = parts<D>* D;
 constexpr int errors_entries = 128;
 
 /// log of the normal distribution at z.
@@ -30,7 +31,7 @@ __device__ __forceinline__ float log_mean_error(float s, float x) {
   return logf(0.5F * erfcxf(-z * half_root)) + x - 0.5F * (x / s) * (x / s) - log_normal(x / s);
 }
 
-/// The deviation of a score's error for one query head: four threads an axis of the errors. Of
+/// The deviation of a score's error for one query head: `parts` threads an axis of the errors. Of
 /// scores that are capped it says little: 0, and they are taken as they are.
 template <int D>
 __device__ float error_deviation(const CodeScan& scan, int head_step, int g, float* shared) {
@@ -39,17 +40,18 @@ __device__ float error_deviation(const CodeScan& scan, int head_step, int g, flo
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t head = head_step % scan.kv_heads;
   const float* axis =
-      scan.tables + head * table.floats(scan.key_bytes) + table.errors + thread / parts * D;
+      scan.tables + head * table.floats(scan.key_bytes) + table.errors + thread / parts<D> * D;
   const float* query = query_of(scan, head_step, g);
   float dot = 0;
 #pragma unroll 4
-  for (int i = 4 * (thread % parts); i < scan.head_dim; i += 4 * parts) {
+  for (int i = 4 * (thread % parts<D>); i < scan.head_dim; i += 4 * parts<D>) {
     const float4 x = load4(axis + i);
     dot += x.x * query[i] + x.y * query[i + 1] + x.z * query[i + 2] + x.w * query[i + 3];
   }
-  dot += __shfl_xor_sync(all_lanes, dot, 1);
-  dot += __shfl_xor_sync(all_lanes, dot, 2);
-  return scan.scale * sqrtf(block_sum<threads<D>>(thread % parts == 0 ? dot * dot : 0.0F, shared));
+#pragma unroll
+  for (int step = 1; step < parts<D>; step *= 2) dot += __shfl_xor_sync(all_lanes, dot, step);
+  return scan.scale *
+         sqrtf(block_sum<threads<D>>(thread % parts<D> == 0 ? dot * dot : 0.0F, shared));
 }
 
 struct Correction {
@@ -113,14 +115,15 @@ __device__ Correction correct_head(const CodeScan& scan, int head_step, int g) {
           corrected > 0 ? squares / (corrected * corrected) * (sampled / keys) : 0.0F};
 }
 
-/// A block per query head: four threads to a dim, and to an axis. The correction reads nothing of
-/// the pass, and what it reads was there before that began: this begins where the pass leaves room.
+/// A block per query head: `parts` threads to a dim, and to an axis. The correction reads nothing
+/// of the pass, and what it reads was there before that began: this begins where the pass leaves
+/// room.
 template <int D>
 __global__ void __launch_bounds__(threads<D>)
     tail_kernel(const __grid_constant__ CodeScan scan, int axes) {
   let_next_kernel_start();
   constexpr HeadTables table{D};
-  __shared__ float part_sums[parts][D];
+  __shared__ float part_sums[parts<D>][D];
   __shared__ float factor[most_splits];
   __shared__ float share[D];
   __shared__ float whole_mass, whole_reference;
@@ -134,7 +137,7 @@ __global__ void __launch_bounds__(threads<D>)
   const int part = thread / D;
   const float* tables =
       scan.tables + static_cast<std::int64_t>(head) * table.floats(scan.key_bytes);
-  constexpr int per_part = D / parts;
+  constexpr int per_part = D / parts<D>;
   const auto direction = [&](int i) {
     const int axis = part * per_part + i;
     return axis < axes ? tables[table.values + axis * D + d] : 0.0F;
@@ -170,16 +173,17 @@ __global__ void __launch_bounds__(threads<D>)
   const int row_axes = sum_axes(axes / 8);
   float sum = 0;
 #pragma unroll 8
-  for (int s = part; s < scan.splits; s += parts)
+  for (int s = part; s < scan.splits; s += parts<D>)
     sum += d < axes ? factor[s] * scan.sums[place(s) * row_axes + d] : 0.0F;
   part_sums[part][d] = sum;
   __syncthreads();
   const bool any = whole_mass > 0;
-  if (part == 0) {
-    share[d] =
-        any ? (part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d]) / whole_mass
-            : 0.0F;
-  }
+  const auto all_parts = [&](float first) {
+#pragma unroll
+    for (int i = 0; i < parts<D>; ++i) first += part_sums[i][d];
+    return first;
+  };
+  if (part == 0) share[d] = any ? all_parts(0.0F) / whole_mass : 0.0F;
   __syncthreads();
   float x = 0;
 #pragma unroll
@@ -192,7 +196,7 @@ __global__ void __launch_bounds__(threads<D>)
   if (part > 0) return;
   const int row = head * scan.group + g;  // among the token's heads
   if (d < scan.head_dim) {
-    const float tail = base + part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d];
+    const float tail = all_parts(base);
     token.parts.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
   }
   if (d > 0) return;
@@ -214,8 +218,8 @@ bool can_scan_early() {
 
 void estimate_rest(const CodeScan& scan, cudaStream_t stream) {
   for_dims(scan.head_dim, [&](auto dims) {
-    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan.group)), parts * dims, 0,
-                 stream, tail_kernel<dims>, 8 * scan.value_bytes);
+    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan.group)), threads<dims>,
+                 0, stream, tail_kernel<dims>, 8 * scan.value_bytes);
   });
 }
 

@@ -61,6 +61,12 @@ std::shared_ptr<const DeviceIndex> codes_on_host(const AttentionShape& shape,
 std::shared_ptr<const DeviceIndex> copy_codes(ComputeDevice& device, const AttentionShape& shape,
                                               const Segment& segment, const SegmentIndex& index) {
   if (!device.scans_codes(shape) || !can_be_scanned(index, most_code_bytes)) return nullptr;
+  for (const LayerIndex& layer : index.layers) {
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      const CodeTail* tail = code_tail(layer, head);
+      if (tail != nullptr && tail->coder().bits() > most_value_bits) return nullptr;
+    }
+  }
   std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));
   for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
     const LayerIndex& layer = index.layers[static_cast<std::size_t>(i / shape.kv_heads)];
@@ -159,12 +165,12 @@ std::int64_t device_index_bytes(const AttentionShape& shape, const RetrievalOpti
   const auto index = spec.factory().make();
   if (const CodesIndex* codes = index->codes_index(); codes != nullptr) {
     const std::int64_t key_bytes = codes->params().bytes_of_key(shape.head_dim);
+    const std::int64_t value_bits = codes->params().bits_of_value(shape.head_dim);
     if (!can_use_scan(options) || !device.scans_codes(shape) || tokens > most_scanned ||
-        key_bytes > most_code_bytes) {
+        key_bytes > most_code_bytes || value_bits > most_value_bits) {
       return 0;
     }
-    return device.codes_bytes(shape, tokens, key_bytes,
-                              codes->params().bits_of_value(shape.head_dim),
+    return device.codes_bytes(shape, tokens, key_bytes, value_bits,
                               (tokens - 1) / CodesIndex::keys_per_rare + 1);
   }
   const KeySummaries head = index->planned_key_summaries(shape.head_dim, tokens);

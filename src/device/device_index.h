@@ -15,6 +15,8 @@ namespace topkv {
 
 /// The most bytes of a key's code that a CUDA device scans.
 inline constexpr std::int64_t most_code_bytes = 64;
+/// The most bits of a value's code that a CUDA device scans.
+inline constexpr std::int64_t most_value_bits = 256;
 
 /// The codes of one KV head, for ComputeDevice::keep_codes. Pointers and spans are read during that
 /// call alone.
@@ -24,7 +26,7 @@ struct HeadCodes {
   std::int64_t key_bytes = 0;                 ///< KeyCoder::bytes(), at most most_code_bytes
   const std::uint8_t* values = nullptr;       ///< codes of values (ValueCoder's); null: none
   std::int64_t value_lanes = 0;               ///< ValueCoder::lanes()
-  std::int64_t value_bits = 0;                ///< ValueCoder::bits()
+  std::int64_t value_bits = 0;                ///< ValueCoder::bits(), at most most_value_bits
   std::span<const std::int64_t> rare;         ///< positions whose codes fit worst, ascending
   std::vector<float> slots, middle, errors;   ///< KeyCoder::linear
   std::vector<float> value_axes, value_base;  ///< ValueCoder::linear

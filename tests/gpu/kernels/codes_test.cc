@@ -162,6 +162,13 @@ std::vector<Case> cases() {
       {"head_dim_256_many_rare", 6000, 256, 8, 8, 40, {3, 6000}, 1, 16, 5000},
       {"head_dim_256_all_rare", 300, 256, 3, 8, 4, {0, 300}, 1, 16, 300},
       {"head_dim_256_four_lists", 30000, 256, 4, 8, 64, {4, 29990}, 1, 32, -1, 4},
+      // Of 512 dims, four times as many.
+      {"head_dim_512", 5000, 512, 8, 8, 40, {0, 5000}},
+      {"head_dim_512_bytes_32_values_16", 3000, 512, 3, 4, 40, {4, 2990}, 1, 8},
+      {"head_dim_512_no_values", 3000, 512, 5, 0, 40, {0, 3000}},
+      {"head_dim_512_many_rare", 3000, 512, 8, 8, 40, {3, 3000}, 1, 16, 2500},
+      {"head_dim_512_few_rows", 70, 512, 3, 8, 4, {0, 70}, 4, 16, -1, 2},
+      {"head_dim_512_capped", 3000, 512, 8, 8, 40, {0, 3000}, 4, 16, -1, 1, 3},
       {"head_dim_132", 5000, 132, 5, 8, 40, {0, 5000}},
       {"head_dim_160", 5000, 160, 4, 8, 40, {4, 4990}},
       {"head_dim_160_many_rare", 6000, 160, 3, 16, 40, {3, 6000}, 1, 16, 5000, 2},
@@ -545,9 +552,9 @@ TEST(CodeScan, OfSeveralTokensIsThatOfEach) {
     float softcap = 0;
   };
   for (const auto& [bytes, dim, softcap] :
-       {Shape{{16, 8}}, Shape{{32, 16}}, Shape{{16, 0}}, Shape{{16, 8}, 256}, Shape{{16, 8}, 64, 4},
-        Shape{{32, 16}, 256, 4}}) {
-    const std::int64_t count = dim > 128 ? 20000 : 60000;
+       {Shape{{16, 8}}, Shape{{32, 16}}, Shape{{16, 0}}, Shape{{16, 8}, 256}, Shape{{16, 8}, 512},
+        Shape{{16, 8}, 64, 4}, Shape{{32, 16}, 256, 4}}) {
+    const std::int64_t count = dim > 256 ? 9000 : dim > 128 ? 20000 : 60000;
     const AttentionShape shape{
         .layers = 1, .q_heads = 6, .kv_heads = 2, .head_dim = dim, .softcap = softcap};
     std::vector<std::unique_ptr<Head>> heads;

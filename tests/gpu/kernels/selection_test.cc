@@ -330,11 +330,7 @@ TEST(GpuSelection, AllPagesChosenIsDenseAttention) {
   chosen.attend(16);
   const DeviceArray<float> out(of.head_steps * of.group * of.dim);
   const DeviceArray<float> lse(of.head_steps * of.group);
-  attend({.layers = 1,
-          .q_heads = of.head_steps * of.group,
-          .kv_heads = of.head_steps,
-          .head_dim = of.dim,
-          .scale = of.scale()},
+  attend({.kv_heads = of.head_steps, .head_dim = of.dim, .scale = of.scale()},
          {.data = of.device_queries.data(),
           .tokens = 1,
           .heads = of.head_steps * of.group,
