@@ -179,8 +179,9 @@ const Tokenizer& Model::tokenizer() const { return impl_->text_tokenizer(); }
 const Tokenizer& Model::Impl::text_tokenizer() const {
   if (!tokenizer) {
     throw FileError(fmt::format(
-        "{}: has no {} to encode text with; expected one beside the weights", path_text(directory),
-        is_model_file(directory) ? "tokenizer" : "tokenizer.json"));
+        "{}: has no {} to encode text with; expected one {}", path_text(directory),
+        is_model_file(directory) ? "tokenizer" : "tokenizer.json",
+        is_model_file(directory) ? "in its metadata (tokenizer.ggml.*)" : "beside the weights"));
   }
   return *tokenizer;
 }

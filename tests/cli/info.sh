@@ -19,6 +19,10 @@ holds 'it does not warn of lengths that the model was made for' sh -c '! grep -q
 holds 'it tells what weights take' grep -q '^model .*, weights 27.0 MiB$' out
 size=$(sed -n 's/.*weights \(.*\)$/\1/p' out)
 
+info no-such-context.tkv
+holds 'a context that is not there is an error' test $? -eq 1
+holds 'that speaks of a context' errors 'no-such-context.tkv: there is no such file; expected a file that topkv prefill wrote'
+
 # Before anything is fetched: config.json alone, or with the index.
 mkdir bare && cp "$model/config.json" bare
 printf '{"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}' >index

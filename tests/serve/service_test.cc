@@ -356,6 +356,26 @@ TEST(ServeService, BytesThatTheVocabularyLacksAreReportedWithEachRequestAndConte
 }
 
 #if TOPKV_JINJA
+TEST(ServeService, ATextIsNotSaidToLackBytesThatItDoesNotHave) {
+  const TempDirectory temp;
+  const nlohmann::json json = {
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model",
+       {{"type", "BPE"},
+        {"vocab", {{"a", 0}, {"b", 1}, {"Ġ", 2}, {"?", 3}}},
+        {"merges", nlohmann::json::array()}}}};
+  std::vector<std::string> told;
+  const Tokenizer tokenizer =
+      Tokenizer::load(temp.write("tokenizer.json", json.dump()),
+                      [&](const std::string& warning) { told.push_back(warning); });
+  const KeptPrompt kept = kept_prompt(tokenizer, "ab ab ");
+  EXPECT_EQ(kept.tokens.size() + kept.end.text_left.size(), 6U);
+  EXPECT_TRUE(told.empty());
+  kept_prompt(tokenizer, "ab c ");
+  EXPECT_EQ(told.size(), 1U);
+}
+
 TEST(ServeService, AChatIsAnsweredWholeOrRefused) {
   Service service(model(), ChatTemplate::load(TOPKV_SOURCE_DIR "/tests/fixtures/chat/qwen2.5"),
                   options());

@@ -345,6 +345,11 @@ int run_info(const InfoFlags& flags) {
 /// Throws FileError for a file that is neither a model nor a context.
 void check_kind(const std::string& model) {
   std::error_code error;
+  if (std::filesystem::path(model).extension() == ".tkv" &&
+      !std::filesystem::exists(model, error)) {
+    throw FileError(fmt::format(
+        "{}: there is no such file; expected a file that topkv prefill wrote", printable(model)));
+  }
   if (!std::filesystem::is_regular_file(model, error)) return;
   check_readable(model);
   if (begins_as_gguf(model)) return;

@@ -51,10 +51,21 @@ std::size_t least_left(const std::string& text) {
   return std::min(word, longest_word);
 }
 
+/// The prompts whose bytes all have tokens, for the others are left out of every text. All, if none
+/// has.
+std::vector<const char*> prompts_with_tokens(const Tokenizer& tokenizer) {
+  std::vector<const char*> known(prompts.begin(), prompts.end());
+  const auto rest = std::ranges::stable_partition(
+      known, [&](const char* prompt) { return tokenizer.left_out(prompt).empty(); });
+  if (rest.begin() != known.begin()) known.erase(rest.begin(), known.end());
+  return known;
+}
+
 KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginning,
                     const std::string& text, const Render& render, const Between& between) {
+  const std::vector<const char*> known = prompts_with_tokens(tokenizer);
   std::vector<std::vector<Token>> whole;  // of each prompt
-  for (const char* prompt : prompts) {
+  for (const char* prompt : known) {
     if (between) between();
     std::vector<Token>& tokens = whole.emplace_back(beginning);
     const std::vector<Token> more = tokenizer.encode(render(text, prompt));
@@ -70,7 +81,7 @@ KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginn
     std::vector<Token> before;
     bool all = true;
     for (std::size_t i = 0; all && i < whole.size(); ++i) {
-      const std::vector<Token> rest = tokenizer.encode(end + behind(render, prompts[i]));
+      const std::vector<Token> rest = tokenizer.encode(end + behind(render, known[i]));
       all = rest.size() <= whole[i].size() &&
             std::equal(rest.rbegin(), rest.rend(), whole[i].rbegin());
       if (!all) break;
