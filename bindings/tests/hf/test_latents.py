@@ -1,6 +1,7 @@
 """Models whose layers cache a latent (MLA): DeepSeek V2 and V3, GLM-4.7-Flash, Kimi Linear and others.
 
-Rows have a few elements, of which a CUDA device takes none, so these tests run on the CPU.
+Rows have a few elements, of which a CUDA device takes none, so these tests run on the CPU. Rows of
+DeepSeek's widths run on both.
 """
 
 import copy
@@ -16,6 +17,7 @@ from small_models import (
     NEWER,
     assert_greedy,
     assert_logits_agree,
+    dtype_of,
     dynamic_logits,
     logits_by_pieces,
     make_config,
@@ -115,6 +117,21 @@ def test_other_features_of_these_models(family):
     ids = make_ids(sum(pieces), CPU)
     found = logits_by_pieces(model, TopkCache(model.config, **ALL), ids, pieces)
     agree(found, dynamic_logits(model, ids, pieces))
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("family", ["deepseek_v2", "youtu"])
+def test_rows_of_576_elements(family, pieces, device):
+    config = make_config(family)
+    config = type(config).from_dict(config.to_dict() | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64})
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(device, dtype_of(device)).eval()
+    pieces = PIECES[pieces]
+    ids = make_ids(sum(pieces), device)
+    cache = TopkCache(model.config, **ALL)
+    found = logits_by_pieces(model, cache, ids, pieces)
+    assert cache.context.shape.keys_are_values
+    assert_logits_agree(found, model, ids)
 
 
 @pytest.mark.parametrize("family", LATENT)
