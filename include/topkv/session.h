@@ -93,9 +93,9 @@ struct RetrievalOptions {
   /// - select_by is query_head, and the tail is the index's own or "none".
   /// - The context has at most 2^30 tokens.
   /// - On the host, the index has codes of values (v above 0).
-  /// - On a CUDA device, host_search is false, and a key's code has at most 64 bytes, a value's at
-  ///   most 256 bits: k=64 in the spec for heads of up to 128 dims, k=32 up to 256, k=16 and v=8
-  ///   above.
+  /// - On a CUDA device, host_search is false. A key's code has at most 64 bytes, a value's at most
+  ///   256 bits. The spec may have k=64 for heads of up to 128 dims, k=32 up to 256, and k=16 with
+  ///   v=8 above.
   /// - On a CUDA device, head_dim is a multiple of 4 and at most 512, groups have at most 8 heads,
   ///   and there are at most 64 KV heads.
   ///
