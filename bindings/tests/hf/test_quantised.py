@@ -148,9 +148,11 @@ def with_float8(of, target=None):
         config = QuantizationConfig(config_groups={}, kv_cache_scheme=fp8)
     with torch.inference_mode(False):
         apply_quantization_config(model, config)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("q_scale", "k_scale", "v_scale")):
-            parameter.data.fill_(0.01)
+    scales = [x for name, x in model.named_parameters() if name.endswith(("q_scale", "k_scale", "v_scale"))]
+    if not scales:  # it looks for an argument past_key_values, which has been `cache` since transformers 5.24
+        pytest.skip("this compressed-tensors finds no attention in this transformers, and rounds nothing")
+    for scale in scales:
+        scale.data.fill_(0.01)
     return model
 
 
