@@ -209,78 +209,68 @@ HWY_INLINE auto digit_products(D d, const V8* low, const V8* high, const Bytes& 
 
 // Which scales the words of a block have, one to a lane.
 
-/// A block begins anywhere in a group.
-template <class D>
-class AnyGroups {
- public:
-  AnyGroups(D /*d*/, std::int64_t group) : group_(group) {}
-
-  /// Of the block that begins with this input.
-  HWY_INLINE void begin(D d, std::int64_t input) {
-    first_ = input / group_;
-    const std::int64_t before = input - first_ * group_;  // inputs of that group
-    for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane) {
-      lanes_[lane] = static_cast<std::int32_t>(
-          (before + word_inputs * static_cast<std::int64_t>(lane)) / group_);
-    }
-  }
-  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
-    return hn::GatherIndex(d, scales + first_, hn::Load(hn::RebindToSigned<D>(), lanes_));
-  }
-
- private:
-  std::int64_t group_;
-  std::int64_t first_ = 0;
-  alignas(64) std::int32_t lanes_[hn::MaxLanes(Floats())];
-};
-
-/// A block has two whole groups. This and the next are faster than gathering.
-template <class D>
-class TwoGroups {
- public:
-  TwoGroups(D /*d*/, std::int64_t group) : group_(group) {}
-  HWY_INLINE void begin(D /*d*/, std::int64_t input) { first_ = input / group_; }
-  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
-    return hn::ConcatLowerLower(d, hn::Set(d, scales[first_ + 1]), hn::Set(d, scales[first_]));
-  }
-
- private:
-  std::int64_t group_;
-  std::int64_t first_ = 0;
-};
-
-/// A block of 16 lanes has four whole groups.
-template <class D>
-class FourGroups {
- public:
-  FourGroups(D d, std::int64_t group)
-      : group_(group),
-        group_of_lane_(hn::IndicesFromVec(d, hn::ShiftRight<2>(hn::Iota(Index(), 0)))) {
-    static_assert(hn::MaxLanes(D()) == 16);
-  }
-  HWY_INLINE void begin(D /*d*/, std::int64_t input) { first_ = input / group_; }
-  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
-    return hn::TableLookupLanes(hn::LoadDup128(d, scales + first_), group_of_lane_);
-  }
-
- private:
-  using Index = hn::RebindToSigned<D>;
-  std::int64_t group_;
-  std::int64_t first_ = 0;
-  decltype(hn::IndicesFromVec(D(), hn::Vec<Index>())) group_of_lane_;
-};
-
 /// One group has whole flushes.
 template <class D>
 class OneGroup {
  public:
   OneGroup(D /*d*/, std::int64_t group) : group_(group) {}
+  /// Of the block that begins with this input.
   HWY_INLINE void begin(D /*d*/, std::int64_t input) { first_ = input / group_; }
   HWY_INLINE hn::Vec<D> of(D d, const float* scales) const { return hn::Set(d, scales[first_]); }
 
- private:
+ protected:
   std::int64_t group_;
-  std::int64_t first_ = 0;
+  std::int64_t first_ = 0;  // the group that the block begins in
+};
+
+/// A block has two whole groups. This and the next are faster than gathering.
+template <class D>
+class TwoGroups : public OneGroup<D> {
+ public:
+  using OneGroup<D>::OneGroup;
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
+    const float* from = scales + this->first_;
+    return hn::ConcatLowerLower(d, hn::Set(d, from[1]), hn::Set(d, from[0]));
+  }
+};
+
+/// A block of 16 lanes has four whole groups.
+template <class D>
+class FourGroups : public OneGroup<D> {
+ public:
+  FourGroups(D d, std::int64_t group)
+      : OneGroup<D>(d, group),
+        group_of_lane_(hn::IndicesFromVec(d, hn::ShiftRight<2>(hn::Iota(Index(), 0)))) {
+    static_assert(hn::MaxLanes(D()) == 16);
+  }
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
+    return hn::TableLookupLanes(hn::LoadDup128(d, scales + this->first_), group_of_lane_);
+  }
+
+ private:
+  using Index = hn::RebindToSigned<D>;
+  decltype(hn::IndicesFromVec(D(), hn::Vec<Index>())) group_of_lane_;
+};
+
+/// A block begins anywhere in a group.
+template <class D>
+class AnyGroups : public OneGroup<D> {
+ public:
+  using OneGroup<D>::OneGroup;
+  HWY_INLINE void begin(D d, std::int64_t input) {
+    OneGroup<D>::begin(d, input);
+    const std::int64_t before = input - this->first_ * this->group_;  // inputs of that group
+    for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane) {
+      lanes_[lane] = static_cast<std::int32_t>(
+          (before + word_inputs * static_cast<std::int64_t>(lane)) / this->group_);
+    }
+  }
+  HWY_INLINE hn::Vec<D> of(D d, const float* scales) const {
+    return hn::GatherIndex(d, scales + this->first_, hn::Load(hn::RebindToSigned<D>(), lanes_));
+  }
+
+ private:
+  alignas(64) std::int32_t lanes_[hn::MaxLanes(Floats())];
 };
 
 /// A matrix, with what every row needs of it found once.
