@@ -17,29 +17,32 @@ namespace {
 
 constexpr std::int64_t most_scanned = std::int64_t{1} << 30;  // keys: a device counts in 32 bits
 
-/// Whether these are codes that are scanned, of at most so many bytes a key.
-bool can_be_scanned(const SegmentIndex& index, std::int64_t most_bytes) {
-  for (const LayerIndex& layer : index.layers) {
-    for (const auto& head : layer.heads) {
-      const auto* codes = head->codes_index();
-      if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
-          codes->coder().bytes() > most_bytes) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
 /// Returns the tail of a head that is made of codes. Null: there is no tail.
 const CodeTail* code_tail(const LayerIndex& layer, std::size_t head) {
   return layer.tails[head] ? layer.tails[head]->code_tail() : nullptr;
 }
 
+/// Whether these are codes that are scanned, of at most so many bytes a key and bits a value.
+bool can_be_scanned(const SegmentIndex& index, std::int64_t most_bytes, std::int64_t most_bits) {
+  for (const LayerIndex& layer : index.layers) {
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      const auto* codes = layer.heads[head]->codes_index();
+      if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
+          codes->coder().bytes() > most_bytes) {
+        return false;
+      }
+      const CodeTail* tail = code_tail(layer, head);
+      if (tail != nullptr && tail->coder().bits() > most_bits) return false;
+    }
+  }
+  return true;
+}
+
 std::shared_ptr<const DeviceIndex> codes_on_host(const AttentionShape& shape,
                                                  const Segment& segment,
                                                  const SegmentIndex& index) {
-  if (!can_be_scanned(index, std::numeric_limits<std::int64_t>::max())) return nullptr;
+  constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+  if (!can_be_scanned(index, any, any)) return nullptr;
   std::vector<CodePass> passes;
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     const LayerIndex& layer = index.layer(l);
@@ -60,13 +63,8 @@ std::shared_ptr<const DeviceIndex> codes_on_host(const AttentionShape& shape,
 
 std::shared_ptr<const DeviceIndex> copy_codes(ComputeDevice& device, const AttentionShape& shape,
                                               const Segment& segment, const SegmentIndex& index) {
-  if (!device.scans_codes(shape) || !can_be_scanned(index, most_code_bytes)) return nullptr;
-  for (const LayerIndex& layer : index.layers) {
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      const CodeTail* tail = code_tail(layer, head);
-      if (tail != nullptr && tail->coder().bits() > most_value_bits) return nullptr;
-    }
-  }
+  if (!device.scans_codes(shape) || !can_be_scanned(index, most_code_bytes, most_value_bits))
+    return nullptr;
   std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));
   for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
     const LayerIndex& layer = index.layers[static_cast<std::size_t>(i / shape.kv_heads)];
