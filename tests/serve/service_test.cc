@@ -355,7 +355,6 @@ TEST(ServeService, BytesThatTheVocabularyLacksAreReportedWithEachRequestAndConte
   EXPECT_NE(service.one_context("lossy").find("\"warning\":\"" + lost), std::string::npos);
 }
 
-#if TOPKV_JINJA
 TEST(ServeService, ATextIsNotSaidToLackBytesThatItDoesNotHave) {
   const TempDirectory temp;
   const nlohmann::json json = {
@@ -376,6 +375,27 @@ TEST(ServeService, ATextIsNotSaidToLackBytesThatItDoesNotHave) {
   EXPECT_EQ(told.size(), 1U);
 }
 
+TEST(ServeService, LineEndsThatJoinAreNotCutWhateverElseTheVocabularyLacks) {
+  const TempDirectory temp;
+  const nlohmann::json json = {
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model",
+       {{"type", "BPE"},
+        {"vocab", {{"A", 0}, {"B", 1}, {"Ġ", 2}, {"Ċ", 3}, {"ĊĊ", 4}, {"ĠĊĊ", 5}, {"?", 6}}},
+        {"merges", {"Ċ Ċ", "Ġ ĊĊ"}}}}};
+  const Tokenizer tokenizer = Tokenizer::load(temp.write("tokenizer.json", json.dump()));
+  const std::string text = "AB \n";
+  const KeptPrompt kept = kept_prompt(tokenizer, text);
+  for (const std::string prompt : {"\nAB", "AB", "B\n"}) {
+    std::vector<Token> joined = kept.tokens;
+    const auto rest = tokens_of_prompt(tokenizer, kept.end, {}, prompt);
+    joined.insert(joined.end(), rest.begin(), rest.end());
+    EXPECT_EQ(joined, tokenizer.encode(text + prompt)) << prompt;
+  }
+}
+
+#if TOPKV_JINJA
 TEST(ServeService, AChatIsAnsweredWholeOrRefused) {
   Service service(model(), ChatTemplate::load(TOPKV_SOURCE_DIR "/tests/fixtures/chat/qwen2.5"),
                   options());

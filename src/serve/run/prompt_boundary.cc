@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <string_view>
 #include <utility>
 
 #include "src/core/text/printable.h"
@@ -51,21 +52,25 @@ std::size_t least_left(const std::string& text) {
   return std::min(word, longest_word);
 }
 
-/// The prompts whose bytes all have tokens, for the others are left out of every text. All, if none
-/// has.
-std::vector<const char*> prompts_with_tokens(const Tokenizer& tokenizer) {
-  std::vector<const char*> known(prompts.begin(), prompts.end());
-  const auto rest = std::ranges::stable_partition(
-      known, [&](const char* prompt) { return tokenizer.left_out(prompt).empty(); });
-  if (rest.begin() != known.begin()) known.erase(rest.begin(), known.end());
-  return known;
+/// What a tokenizer keeps of the prompts: characters without a token are left out of every text,
+/// and asking for them is no loss that a user is to hear of.
+std::vector<std::string> kept_parts(const Tokenizer& tokenizer) {
+  std::vector<std::string> kept;
+  for (const std::string_view prompt : prompts) {
+    std::string& part = kept.emplace_back(prompt);
+    if (tokenizer.left_out(part).empty()) continue;
+    std::erase_if(part, [&](char c) {
+      return static_cast<unsigned char>(c) >= 0x80 || !tokenizer.left_out({&c, 1}).empty();
+    });
+  }
+  return kept;
 }
 
 KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginning,
                     const std::string& text, const Render& render, const Between& between) {
-  const std::vector<const char*> known = prompts_with_tokens(tokenizer);
+  const std::vector<std::string> known = kept_parts(tokenizer);
   std::vector<std::vector<Token>> whole;  // of each prompt
-  for (const char* prompt : known) {
+  for (const std::string& prompt : known) {
     if (between) between();
     std::vector<Token>& tokens = whole.emplace_back(beginning);
     const std::vector<Token> more = tokenizer.encode(render(text, prompt));
