@@ -106,7 +106,8 @@ struct SharedRows {
     return static_cast<std::uint32_t>(row * row_bytes +
                                       (swizzled ? chunk ^ (row & 7) : chunk) * 16);
   }
-  /// Moves an address of chunk 0 or 1 of a row by 2 * pairs chunks.
+  /// Moves an address of a chunk of a row by 2 * pairs chunks. REQUIRES: if chunks are exchanged,
+  /// 2 * pairs and the chunk's number have no bit in common.
   static __device__ __forceinline__ std::uint32_t advance(std::uint32_t address, int pairs) {
     const auto bytes = static_cast<std::uint32_t>(pairs * 32);
     return swizzled ? address ^ bytes : address + bytes;

@@ -160,10 +160,11 @@ struct ExpertMixture {
   /// the sum of its two highest.
   std::int64_t groups = 1;
   std::int64_t chosen_groups = 1;
-  bool biases = false;      ///< whether the router and the experts have biases
-  /// Every token goes through an MLP too, of the model's sizes. MLP and experts read the residual through norms of their own, and what each gives is
-  /// normalised before the two are added (Gemma 4). The router has a norm without weights and a
-  /// factor for each input, and the weight of a chosen expert has a factor of that expert.
+  bool biases = false;  ///< whether the router and the experts have biases
+  /// Every token goes through an MLP too, of the model's sizes. MLP and experts read the residual
+  /// through norms of their own, and what each gives is normalised before the two are added
+  /// (Gemma 4). The router has a norm without weights and a factor for each input, and the weight of
+  /// a chosen expert has a factor of that expert.
   bool own_norms = false;
   std::vector<bool> layers = {};  ///< whether a layer has a mixture, not an MLP; empty: all have
   /// Returns whether a layer has a mixture of experts.
