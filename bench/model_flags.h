@@ -32,12 +32,6 @@ struct ModelFlags {
   std::vector<std::int64_t> lengths;
 };
 
-inline topkv::Prefill mode_of(const std::string& name) {
-  if (name == "window") return topkv::Prefill::window;
-  if (name == "dense") return topkv::Prefill::dense;
-  throw topkv::InvalidArgument(fmt::format("--prefill {}: expected window or dense", name));
-}
-
 inline ModelFlags model_flags(int argc, char** argv, std::vector<std::int64_t> usual) {
   ModelFlags flags;
   flags.prefill.attention.mode = topkv::Prefill::window;
@@ -57,7 +51,7 @@ inline ModelFlags model_flags(int argc, char** argv, std::vector<std::int64_t> u
     } else if (is("--kv-dtype")) {
       flags.prefill.kv_dtype = topkv::KvDType::parse(argv[++i]);
     } else if (is("--prefill")) {
-      flags.prefill.attention.mode = mode_of(argv[++i]);
+      flags.prefill.attention.mode = topkv::parse_prefill(argv[++i]);
     } else if (flags.directory.empty()) {
       flags.directory = argument;
     } else {

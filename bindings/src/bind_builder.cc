@@ -15,11 +15,12 @@ std::unique_ptr<Builder> make(const AttentionShape& shape, std::int64_t capacity
                               const std::string& dtype, std::int64_t memory_budget,
                               const std::string& prefill, std::int64_t window, std::int64_t sinks,
                               const py::object& device) {
-  const ContextOptions options{.capacity = capacity,
-                               .dtype = KvDType::parse(dtype),
-                               .attention = {parse_prefill(prefill), window, sinks},
-                               .memory_budget = memory_budget,
-                               .keep_queries = true};  // for experiments: h2o, tova, squeezed
+  const ContextOptions options{
+      .capacity = capacity,
+      .dtype = KvDType::parse(dtype),
+      .attention = {.mode = parse_prefill(prefill), .window = window, .sinks = sinks},
+      .memory_budget = memory_budget,
+      .keep_queries = true};  // for experiments: h2o, tova, squeezed
   const Device where = device_of(device);
   const GilReleased released;
   return std::make_unique<Builder>(ContextBuilder(shape, options, where));

@@ -34,7 +34,7 @@ ModelConfig load_config(const std::filesystem::path& directory, std::int64_t len
 PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, std::int64_t sinks,
                                std::int64_t chunk, const std::string& kv_dtype,
                                std::int64_t memory_budget, std::vector<std::string> indices) {
-  return {.attention = {parse_prefill(prefill), window, sinks},
+  return {.attention = {.mode = parse_prefill(prefill), .window = window, .sinks = sinks},
           .chunk = chunk,
           .kv_dtype = KvDType::parse(kv_dtype),
           .memory_budget = memory_budget,

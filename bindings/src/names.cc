@@ -6,12 +6,6 @@
 
 namespace topkv::python {
 
-Prefill parse_prefill(const std::string& name) {
-  if (name == "dense") return Prefill::dense;
-  if (name == "window") return Prefill::window;
-  throw InvalidArgument(fmt::format("prefill is '{}'; expected 'dense' or 'window'", name));
-}
-
 SelectBy parse_select_by(const std::string& name) {
   if (name == "query_head") return SelectBy::query_head;
   if (name == "group") return SelectBy::group;

@@ -8,8 +8,7 @@
 
 namespace topkv::python {
 
-// Each throws InvalidArgument naming the choices.
-Prefill parse_prefill(const std::string& name);
+// Throws InvalidArgument naming the choices.
 SelectBy parse_select_by(const std::string& name);
 
 }  // namespace topkv::python

@@ -33,7 +33,8 @@ constexpr std::int64_t in_flight = 2;       // chunks whose rows are on their wa
 /// Rows of a tile: large enough that a copy takes less time than the chunk's attention over it.
 std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
   std::int64_t longest = 64;
-  for (const CausalWindow& window : visible) {
+  for (const LayerVisibility& layer : visible) {
+    const CausalWindow& window = layer.window;
     longest = std::max(longest,
                        window.window == 0 ? largest_tile : std::max(window.window, window.sinks));
   }
@@ -122,6 +123,8 @@ class CudaPrefill final : public DevicePrefill {
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
     check_supported(shape);
+    if (std::ranges::any_of(visible, &LayerVisibility::chooses))
+      throw Unsupported("a sparse prefill on a CUDA device; the host (--device cpu) takes it");
     if (!device.takes_rows(store.dtype())) {
       throw Unsupported(
           fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
@@ -215,7 +218,7 @@ class CudaPrefill final : public DevicePrefill {
   void attend_pass(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
                    const PositionRange& sees, const DeviceRows& own, std::int64_t first,
                    const PartialView& partial, Into into) {
-    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
+    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)].window;
     const PositionRange of_own = sees.within({own.first, own.first + own.count});
     const bool streamed = own.keys == nullptr;  // the store has them
     if ((of_own.size() > 0 && !streamed) || into == Into::overwrite) {
@@ -237,7 +240,7 @@ class CudaPrefill final : public DevicePrefill {
   void stream(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
               const PositionRange& range, bool causal, const PartialView& partial) {
     if (range.size() == 0) return;
-    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
+    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)].window;
     tiles_.stream(heads(layer), views(layer), range, stored_keys(layer), compute_,
                   [&](const DeviceRows& tile) {
                     attend_rows(layer, queries, tile, {causal, visible.window, visible.sinks},
@@ -308,7 +311,7 @@ class CudaPrefill final : public DevicePrefill {
 
   /// cuDNN's plans take a while to make: now, rather than in the middle of a prefill.
   void make_plans() {
-    const auto dense = [](const CausalWindow& window) { return window.window == 0; };
+    const auto dense = [](const LayerVisibility& layer) { return layer.window.window == 0; };
     if (cudnn_ == nullptr || std::none_of(visible_.begin(), visible_.end(), dense)) return;
     if (store_.capacity() < chunk_) return;
     cudnn_->supports(cudnn_shape(chunk_, 2 * chunk_ * shape_.head_dim, true));

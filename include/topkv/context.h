@@ -36,13 +36,48 @@ struct Segment;
 enum class Prefill : std::uint8_t {
   dense,   ///< all earlier tokens; the cost grows with the square of the text's length
   window,  ///< the first `sinks` tokens and the last `window` ones; the cost grows linearly
+  /// The same, and blocks of 64 keys in between that each block of 128 tokens chooses for itself:
+  /// those that have most of its attention. The cost grows little more than linearly.
+  sparse,
 };
+
+/// Returns the name of a mode: "dense", "window" or "sparse".
+std::string_view name_of(Prefill mode);
+/// Returns the mode that a name names. Throws InvalidArgument for another name.
+Prefill parse_prefill(std::string_view name);
 
 /// Which earlier tokens each token of a prefill attends.
 struct PrefillAttention {
   Prefill mode = Prefill::dense;
-  std::int64_t window = 1024;  ///< window mode: last tokens attended, the query's own included
-  std::int64_t sinks = 4;      ///< window mode: first tokens attended
+  /// window and sparse mode: last tokens attended, the query's own included
+  std::int64_t window = 1024;
+  std::int64_t sinks = 4;  ///< window and sparse mode: first tokens attended
+  /// sparse mode: keys that a block of tokens chooses at most, for each KV head. Rounded up to a
+  /// multiple of 64. A block with no more keys before its window attends them all.
+  std::int64_t keys = 8192;
+  /// sparse mode: keys that it chooses at least, rounded likewise
+  std::int64_t least_keys = 512;
+  /// sparse mode: the share of attention to meet, above 0 and up to 1. A block of tokens chooses no
+  /// more keys once its sampled queries meet this share. 1: it always chooses `keys` keys.
+  double mass = 0.98;
+};
+
+/// What the tokens of a prefill attended, summed over tokens and KV heads.
+struct PrefillShare {
+  std::int64_t queries = 0;  ///< tokens, once for each KV head
+  /// The share of dense attention that each met, as its block estimated it while it chose. 1 where
+  /// all earlier tokens were attended.
+  double mass = 0;
+  double keys = 0;        ///< keys that each attended
+  double dense_keys = 0;  ///< keys that dense attention would have attended
+
+  PrefillShare& operator+=(const PrefillShare& other) {
+    queries += other.queries;
+    mass += other.mass;
+    keys += other.keys;
+    dense_keys += other.dense_keys;
+    return *this;
+  }
 };
 
 /// Options of a ContextBuilder.
@@ -345,6 +380,10 @@ class ContextBuilder {
   /// Returns the number of tokens that a layer was given. Throws InvalidArgument for a layer that
   /// the shape does not have.
   std::int64_t tokens(std::int64_t layer) const;
+  /// Returns what the tokens given to attend() attended in a layer whose tokens choose keys
+  /// (Prefill::sparse); nothing for another layer. Tokens that truncate() took away count. Waits
+  /// for the device. Throws InvalidArgument for a layer that the shape does not have.
+  PrefillShare share(std::int64_t layer) const;
   /// Returns the number of tokens that rows are reserved for.
   std::int64_t capacity() const;
   const AttentionShape& shape() const;

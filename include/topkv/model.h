@@ -163,8 +163,8 @@ struct ExpertMixture {
   bool biases = false;  ///< whether the router and the experts have biases
   /// Every token goes through an MLP too, of the model's sizes. MLP and experts read the residual
   /// through norms of their own, and what each gives is normalised before the two are added
-  /// (Gemma 4). The router has a norm without weights and a factor for each input, and the weight of
-  /// a chosen expert has a factor of that expert.
+  /// (Gemma 4). The router has a norm without weights and a factor for each input, and the weight
+  /// of a chosen expert has a factor of that expert.
   bool own_norms = false;
   std::vector<bool> layers = {};  ///< whether a layer has a mixture, not an MLP; empty: all have
   /// Returns whether a layer has a mixture of experts.
@@ -357,6 +357,9 @@ struct LoadOptions {
   ProgressFn progress = {};
 };
 
+/// Receives logits of tokens of a prefill: [count, vocab_size], of tokens number `first` and on.
+using LogitsFn = std::function<void(std::int64_t first, std::span<const float> logits)>;
+
 /// Options of Model::prefill.
 struct PrefillOptions {
   PrefillAttention attention = {};
@@ -372,6 +375,9 @@ struct PrefillOptions {
   /// Keeps queries for indices that learn from them and are added later
   /// (ContextOptions::keep_queries). For such indices among `indices` they are kept in any case.
   bool keep_queries = false;
+  /// Receives the logits of all tokens while they are read, some tokens at a time. For scoring: it
+  /// takes a product with the output layer for each token. Empty: no logits are computed.
+  LogitsFn on_logits = {};
 };
 
 /// A plan of device memory for a prefill and a session over its context, made before any work.
@@ -484,6 +490,8 @@ class Model {
   /// - progress: stage "prefill", in tokens, then "index", in keys. An exception that it throws
   ///   discards the context and reaches the caller.
   /// - times: not null, the times are added to it.
+  /// - shares: not null, it receives what tokens attended in each layer, [layers]
+  ///   (ContextBuilder::share).
   ///
   /// On a CUDA device the rows of the context are page-locked, so that copies run at full speed.
   ///
@@ -493,7 +501,8 @@ class Model {
   std::shared_ptr<const Context> prefill(std::span<const Token> tokens,
                                          const PrefillOptions& options = {},
                                          const ProgressFn& progress = {},
-                                         ForwardTimes* times = nullptr) const;
+                                         ForwardTimes* times = nullptr,
+                                         std::vector<PrefillShare>* shares = nullptr) const;
 
   /// Feeds a prompt to a session, at positions session.tokens() and on, and generates an answer.
   ///

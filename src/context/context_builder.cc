@@ -54,6 +54,7 @@ struct ContextBuilder::State {
     bias = std::make_shared<const std::vector<float>>(std::move(options.key_bias));
     states = make_states(options.capacity);
     turn.layer = shape.first_attention();
+    shares.resize(static_cast<std::size_t>(shape.layers));
     if (options.keep_queries) queries = PrefillQuerySample(shape);
   }
 
@@ -102,6 +103,11 @@ struct ContextBuilder::State {
     }
   }
 
+  void check_layer(std::int64_t layer) const {
+    if (layer >= 0 && layer < shape.layers) return;
+    throw InvalidArgument(fmt::format("layer {} of a context with {} layers", layer, shape.layers));
+  }
+
   void check_between_turns(std::string_view before) const {
     if (turn.layer == shape.first_attention()) return;
     throw InvalidArgument(
@@ -139,7 +145,7 @@ struct ContextBuilder::State {
 
   /// Windows and chunks are of positions in the whole text, of which a rank sees only its own rows.
   void check_visible(const AttentionStep& step) const {
-    const std::int64_t window = visible[static_cast<std::size_t>(step.layer)].window;
+    const std::int64_t window = visible[static_cast<std::size_t>(step.layer)].window.window;
     if (step.kv_count() == step.tokens) return;
     if (shape.chunk_len > 0) {
       throw InvalidArgument(fmt::format(
@@ -179,6 +185,8 @@ struct ContextBuilder::State {
   /// Gives back what the device keeps, too.
   void close() {
     finish();
+    for (std::int64_t layer = 0; prefill && layer < shape.layers; ++layer)
+      shares[static_cast<std::size_t>(layer)] += prefill->share(layer);
     prefill.reset();
   }
 
@@ -245,6 +253,7 @@ struct ContextBuilder::State {
   std::unique_ptr<DevicePrefill> prefill;          // into its rows; null: none yet, or closed
   std::int64_t chunk = 0;                          // most tokens that a step had
   std::vector<std::int64_t> given;                 // per layer, tokens; while there is a prefill
+  std::vector<PrefillShare> shares;                // per layer, of prefills that were closed
   PrefillQuerySample queries;
   AttentionStep turn;  // the last step, of the layer whose turn it is now
   bool failed = false;
@@ -384,11 +393,19 @@ void ContextBuilder::truncate(std::int64_t tokens) {
 }
 
 std::int64_t ContextBuilder::tokens(std::int64_t layer) const {
-  if (layer < 0 || layer >= state_->shape.layers) {
-    throw InvalidArgument(
-        fmt::format("layer {} of a context with {} layers", layer, state_->shape.layers));
-  }
+  state_->check_layer(layer);
   return state_->tokens(layer);
+}
+
+PrefillShare ContextBuilder::share(std::int64_t layer) const {
+  State& s = *state_;
+  s.check_usable();
+  s.check_layer(layer);
+  PrefillShare share = s.shares[static_cast<std::size_t>(layer)];
+  if (!s.prefill) return share;
+  const auto lock = s.device.compute()->lock();
+  s.finish();
+  return share += s.prefill->share(layer);
 }
 
 std::int64_t ContextBuilder::capacity() const {

@@ -7,20 +7,54 @@
 namespace topkv {
 namespace {
 
-CausalWindow visible(const AttentionShape& shape, std::int64_t layer,
-                     const PrefillAttention& attention) {
-  if (!shape.is_attention(layer)) return {1, 0};  // it attends nothing
-  if (const std::int64_t sliding = shape.window_of(layer); sliding > 0) return {sliding, 0};
+/// Rounded up to whole blocks of keys.
+BlockBudget budget(const PrefillAttention& attention) {
+  if (attention.keys < 1 || attention.least_keys < 0 || attention.least_keys > attention.keys ||
+      !(attention.mass > 0) || attention.mass > 1) {
+    throw InvalidArgument(fmt::format(
+        "sparse prefill of up to {} keys, {} or more, and a mass of {}; expected 1 key or more, a "
+        "least number from 0 to that, and a mass above 0 and up to 1",
+        attention.keys, attention.least_keys, attention.mass));
+  }
+  const auto whole = [](std::int64_t keys) {
+    return (keys + key_block - 1) / key_block * key_block;
+  };
+  return {whole(attention.keys), whole(attention.least_keys), attention.mass};
+}
+
+LayerVisibility visible(const AttentionShape& shape, std::int64_t layer,
+                        const PrefillAttention& attention) {
+  if (!shape.is_attention(layer)) return CausalWindow{1, 0};  // it attends nothing
+  if (const std::int64_t sliding = shape.window_of(layer); sliding > 0)
+    return CausalWindow{sliding, 0};
   if (attention.mode == Prefill::dense) return {};
   if (attention.window < 1 || attention.sinks < 0) {
     throw InvalidArgument(
         fmt::format("prefill window of {} tokens with {} sinks; expected at least 1 and 0",
                     attention.window, attention.sinks));
   }
-  return {attention.window, attention.sinks};
+  const CausalWindow window{attention.window, attention.sinks};
+  if (attention.mode == Prefill::window) return window;
+  if (shape.chunk_len % query_block != 0) {
+    throw InvalidArgument(
+        fmt::format("sparse prefill of attention in chunks of {} tokens; expected a multiple of {}",
+                    shape.chunk_len, query_block));
+  }
+  return {window, budget(attention)};
 }
 
 }  // namespace
+
+std::string_view name_of(Prefill mode) {
+  return mode == Prefill::dense ? "dense" : mode == Prefill::window ? "window" : "sparse";
+}
+
+Prefill parse_prefill(std::string_view name) {
+  for (const Prefill mode : {Prefill::dense, Prefill::window, Prefill::sparse})
+    if (name == name_of(mode)) return mode;
+  throw InvalidArgument(
+      fmt::format("prefill is '{}'; expected 'dense', 'window' or 'sparse'", name));
+}
 
 PrefillVisibility prefill_visibility(const AttentionShape& shape,
                                      const PrefillAttention& attention) {

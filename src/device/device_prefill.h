@@ -5,14 +5,30 @@
 #include <vector>
 
 #include "src/attention/block_attention.h"
+#include "src/attention/block_choice.h"
 #include "topkv/attention.h"
+#include "topkv/context.h"
 
 namespace topkv {
 
 class RowStore;
 
-/// The window of earlier tokens that a token of each layer may attend: [layers].
-using PrefillVisibility = std::vector<CausalWindow>;
+/// The earlier tokens that a token of one layer may attend: those of a window, and keys that blocks
+/// of tokens choose beside it.
+struct LayerVisibility {
+  CausalWindow window;
+  BlockBudget blocks;
+
+  LayerVisibility(CausalWindow attended = {},  // NOLINT(google-explicit-constructor): most choose
+                  BlockBudget chosen = {})     // nothing
+      : window(attended), blocks(chosen) {}
+
+  /// Returns whether tokens choose keys.
+  bool chooses() const { return blocks.most > 0; }
+};
+
+/// The earlier tokens that a token of each layer may attend: [layers].
+using PrefillVisibility = std::vector<LayerVisibility>;
 
 /// Attention of a prefill, chunk by chunk and layer by layer. One thread at a time.
 class DevicePrefill {
@@ -33,6 +49,10 @@ class DevicePrefill {
   /// Waits until the rows of all attended tokens are in the store. Throws InvalidArgument when a
   /// value of K or V is not finite; the message names layer, head and position.
   virtual void finish() = 0;
+
+  /// Returns what the tokens of a layer in which tokens choose keys attended so far, in the calls
+  /// of this object. Waits for it. Nothing for other layers.
+  virtual PrefillShare share(std::int64_t /*layer*/) { return {}; }
 
   /// Returns whether rows of earlier calls are lost: one of their values could not be stored, or
   /// the device no longer works. Never on the host.

@@ -57,7 +57,8 @@ class Chunks {
     builder_.synchronize();
     result.attend_seconds += watch.seconds();
     for (std::int64_t i = 0; i < count; ++i) {
-      for (const CausalWindow& visible : visible_) {
+      for (const LayerVisibility& layer : visible_) {
+        const CausalWindow& visible = layer.window;
         result.flop += 4.0 * static_cast<double>(q_size) *
                        static_cast<double>(visible_rows(visible, given_ + i));
       }
@@ -99,7 +100,7 @@ PrefillResult measure(const BenchOptions& bench_options, const std::vector<Bench
   report.rows_seconds += rows.seconds();
   builder.reserve(bench_options.context, chunk);
   Chunks chunks(builder, layers.front(), attention, chunk);
-  const ProgressFn told = progress.callback(attention.mode == Prefill::dense ? "dense" : "window");
+  const ProgressFn told = progress.callback(std::string(name_of(attention.mode)));
   if (warm_up > 0) {
     PrefillResult unused;
     chunks.run(warm_up, unused);

@@ -115,7 +115,7 @@ const std::vector<Column<PrefillResult>>& prefill_columns() {
 
 std::vector<std::string> names_of(const DecodeResult& result) { return {result.index, result.k}; }
 std::vector<std::string> names_of(const PrefillResult& result) {
-  return {result.mode == Prefill::dense ? "dense" : "window"};
+  return {std::string(name_of(result.mode))};
 }
 
 template <class Result>

@@ -69,7 +69,11 @@ void plan_prefill(const BenchFlags& flags, BenchOptions& options) {
   check_differ("--prefill", modes);
   for (const std::string& mode : modes) {
     options.attention.push_back(
-        {mode == "dense" ? Prefill::dense : Prefill::window, flags.prefill.window});
+        {.mode = parse_prefill(mode),
+         .window = flags.prefill.window,
+         .keys = flags.prefill.keys,
+         .least_keys = std::min(flags.prefill.least_keys, flags.prefill.keys),
+         .mass = flags.prefill.mass.value_or(1)});
   }
 }
 

@@ -75,9 +75,12 @@ bool learns_queries(const std::string& index) {
 
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval) {
   PrefillOptions options;
-  options.attention.mode = flags.mode == "dense" ? Prefill::dense : Prefill::window;
-  options.attention.window = flags.window;
-  options.attention.sinks = retrieval.sinks;
+  options.attention = {.mode = parse_prefill(flags.mode),
+                       .window = flags.window,
+                       .sinks = retrieval.sinks,
+                       .keys = flags.keys,
+                       .least_keys = std::min(flags.least_keys, flags.keys),
+                       .mass = flags.mass.value_or(1)};
   options.chunk = flags.chunk.value_or(0);
   options.kv_dtype = KvDType::parse(flags.dtype);
   options.memory_budget = flags.memory.value_or(0);

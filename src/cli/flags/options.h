@@ -46,6 +46,9 @@ struct PrefillFlags {
   std::string dtype;
   std::string mode;
   std::int64_t window = 0;
+  std::int64_t keys = 0;
+  std::int64_t least_keys = 0;
+  std::optional<double> mass;          ///< not set: all `keys`
   std::optional<std::int64_t> chunk;   ///< not set: what suits the device
   std::optional<std::int64_t> memory;  ///< bytes; not set: what the machine has free
 };
@@ -83,6 +86,9 @@ void visit_flags(PrefillFlags& flags, auto& visit) {
   visit("--kv-dtype", flags.dtype);
   visit("--prefill", flags.mode);
   visit("--prefill-window", flags.window);
+  visit("--prefill-keys", flags.keys);
+  visit("--prefill-least", flags.least_keys);
+  visit("--prefill-mass", flags.mass);
   visit("--chunk", flags.chunk);
   visit("--mem", flags.memory);
 }

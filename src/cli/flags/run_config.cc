@@ -17,7 +17,10 @@ std::string absolute_path(const std::string& path) {
 
 void resolve_settings(Json& json, const PrefillFlags& flags, std::int64_t threads,
                       const std::string& device) {
-  if (flags.mode != "window") json.erase("prefill_window");
+  if (flags.mode == "dense") json.erase("prefill_window");
+  if (flags.mode != "sparse") {
+    for (const char* name : {"prefill_keys", "prefill_least", "prefill_mass"}) json.erase(name);
+  }
   json["threads"] = threads;
   json["device"] = device;
 }
@@ -29,7 +32,11 @@ std::string settings_text(std::string begin, const RetrievalFlags& retrieval,
   if (retrieval.dense_layers.value_or(0) > 0)
     text += fmt::format(", first {} layers dense", *retrieval.dense_layers);
   text += "; prefill " + prefill.mode;
-  if (prefill.mode == "window") text += fmt::format(" {}", prefill.window);
+  if (prefill.mode != "dense") text += fmt::format(" {}", prefill.window);
+  if (prefill.mode == "sparse") {
+    text += fmt::format(" and up to {} keys", prefill.keys);
+    if (prefill.mass) text += fmt::format(", mass {}", *prefill.mass);
+  }
   return prefill.dtype == "bf16" ? text : text + "; rows " + prefill.dtype;
 }
 

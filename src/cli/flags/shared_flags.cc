@@ -161,11 +161,18 @@ FlagGroup retrieval_flags(const std::string& k) {
 FlagGroup prefill_flags(const std::string& mode) {
   return {
       "prefill",
-      {Flag("--prefill", value::choice("HOW", {"dense", "window"}),
-            "read with dense or window attention; dense time grows with the square of the length",
+      {Flag("--prefill", value::choice("HOW", {"dense", "sparse", "window"}),
+            "read with dense, sparse or window attention; dense time grows with the square of the "
+            "length",
             mode),
        Flag("--prefill-window", value::count(),
-            "let each token attend to the last N in window mode", "1024"),
+            "let each token attend to the last N in window and sparse mode", "1024"),
+       Flag("--prefill-keys", value::count(),
+            "let tokens choose at most N earlier keys in sparse mode", "8192"),
+       Flag("--prefill-least", value::count(0),
+            "let tokens choose at least N earlier keys in sparse mode", "512"),
+       Flag("--prefill-mass", value::or_word(value::real(0, 1, true), "none"),
+            "in sparse mode: choose no more keys once this share of attention is met", "0.98"),
        Flag("--chunk", value::or_word(value::count(), "auto"), "read N tokens a step", "auto"),
        Flag("--kv-dtype", value::choice("TYPE", {"bf16", "q8", "q4", "q8/q4", "f16", "f32"}),
             "store rows as bf16, q8, q4, q8/q4 (keys/values), f16 or f32", "bf16"),

@@ -208,34 +208,36 @@ CommandHelp bench_command() {
                           Flag("--tokens", value::count(10), "time N steps, 10 or more", "16"),
                           Flag("--after", value::count(4), "run N steps first, 4 or more", "4"),
                           Flag("--profile", {}, "print where the time went")});
-  return {"bench",
-          "time attention over generated rows, without a model",
-          "decode|prefill --shape SHAPE -c 1M [flags]",
-          "Times attention alone, layer by layer, over generated rows: no weights, no other work. "
-          "Keys come from clusters that drift along the text, with offsets and heavy hitters. "
-          "Layer 0 attends nearly uniformly, odd layers broadly, the others sharply. decode prints "
-          "the share of attention that the best rows hold.",
-          {{"rows",
-            {required(Flag(
-                 "--shape",
-                 value::file("llama3-8b, qwen2.5-7b-1m, needle-14m or the path of a config.json",
-                             {"llama3-8b", "qwen2.5-7b-1m", "needle-14m"}),
-                 "use the shape of llama3-8b, qwen2.5-7b-1m, needle-14m, or of a config.json")),
-             Flag("-c, --ctx", value::count(), "time a context of N tokens (K = 1024, M = 1024²)"),
-             Flag("--layers", value::count(), "time the first N layers only", "", "all"),
-             shared_flag("--device"), shared_flag("--gpu-mem"), shared_flag("--threads"),
-             shared_flag("--mem"), shared_flag("--seed"),
-             json_flag("print a line of JSON for each row, with times in seconds")}},
-           retrieval,
-           {"prefill: chunk after chunk, in each mode",
-            {Flag("--prefill", value::repeated(value::choice("HOW", {"dense", "window"})),
-                  "time dense or window attention; repeat for both", "", "both"),
-             shared_flag("--prefill-window"), shared_flag("--chunk"),
-             Flag("--at", value::count(),
-                  "instead of -c: time only the last chunk of a context of N tokens")}}},
-          {"topkv bench decode --shape qwen2.5-7b-1m -c 1M --kv-topk 64 --kv-topk 1024",
-           "topkv bench prefill --shape llama3-8b --at 1M --layers 1 --prefill dense"},
-          {required(Flag("bench", value::choice("decode|prefill", {"decode", "prefill"})))}};
+  return {
+      "bench",
+      "time attention over generated rows, without a model",
+      "decode|prefill --shape SHAPE -c 1M [flags]",
+      "Times attention alone, layer by layer, over generated rows: no weights, no other work. "
+      "Keys come from clusters that drift along the text, with offsets and heavy hitters. "
+      "Layer 0 attends nearly uniformly, odd layers broadly, the others sharply. decode prints "
+      "the share of attention that the best rows hold.",
+      {{"rows",
+        {required(
+             Flag("--shape",
+                  value::file("llama3-8b, qwen2.5-7b-1m, needle-14m or the path of a config.json",
+                              {"llama3-8b", "qwen2.5-7b-1m", "needle-14m"}),
+                  "use the shape of llama3-8b, qwen2.5-7b-1m, needle-14m, or of a config.json")),
+         Flag("-c, --ctx", value::count(), "time a context of N tokens (K = 1024, M = 1024²)"),
+         Flag("--layers", value::count(), "time the first N layers only", "", "all"),
+         shared_flag("--device"), shared_flag("--gpu-mem"), shared_flag("--threads"),
+         shared_flag("--mem"), shared_flag("--seed"),
+         json_flag("print a line of JSON for each row, with times in seconds")}},
+       retrieval,
+       {"prefill: chunk after chunk, in each mode",
+        {Flag("--prefill", value::repeated(value::choice("HOW", {"dense", "sparse", "window"})),
+              "time dense, sparse or window attention; repeat to compare", "", "dense and window"),
+         shared_flag("--prefill-window"), shared_flag("--prefill-keys"),
+         shared_flag("--prefill-least"), shared_flag("--prefill-mass"), shared_flag("--chunk"),
+         Flag("--at", value::count(),
+              "instead of -c: time only the last chunk of a context of N tokens")}}},
+      {"topkv bench decode --shape qwen2.5-7b-1m -c 1M --kv-topk 64 --kv-topk 1024",
+       "topkv bench prefill --shape llama3-8b --at 1M --layers 1 --prefill dense"},
+      {required(Flag("bench", value::choice("decode|prefill", {"decode", "prefill"})))}};
 }
 
 CommandHelp completion_command() {

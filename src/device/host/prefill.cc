@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "src/attention/chunk_passes.h"
+#include "src/attention/sparse_attention.h"
 #include "src/core/io/faults.h"
 #include "src/core/math/convert.h"
+#include "src/core/threads/threads.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
 
@@ -16,7 +18,11 @@ namespace {
 class HostPrefill final : public DevicePrefill {
  public:
   HostPrefill(AttentionShape shape, PrefillVisibility visible, RowStore& store)
-      : shape_(std::move(shape)), visible_(std::move(visible)), store_(store) {}
+      : shape_(std::move(shape)),
+        visible_(std::move(visible)),
+        store_(store),
+        means_(static_cast<std::size_t>(shape_.layers)),
+        shares_(static_cast<std::size_t>(shape_.layers)) {}
 
   void attend(const AttentionStep& step) override {
     const std::int64_t first = store_.size(step.layer);
@@ -25,11 +31,19 @@ class HostPrefill final : public DevicePrefill {
       append_and_attend(step, first);
     } catch (...) {
       store_.shrink(step.layer, first);
+      for (std::vector<float>& means : means_[static_cast<std::size_t>(step.layer)]) {
+        const std::int64_t whole = first / key_block * shape_.head_dim_of(step.layer);
+        if (std::ssize(means) > whole) means.resize(static_cast<std::size_t>(whole));
+      }
       throw;
     }
   }
 
   void finish() override {}
+
+  PrefillShare share(std::int64_t layer) override {
+    return shares_[static_cast<std::size_t>(layer)];
+  }
 
  private:
   void check_queries(const AttentionStep& step, std::int64_t first) const {
@@ -81,6 +95,13 @@ class HostPrefill final : public DevicePrefill {
   /// their own chunk gives is written first: out may be q.
   void attend_chunk(const AttentionStep& step, const ChunkPasses& passes,
                     const TokenQueries& queries, std::int64_t end, PartialView out) {
+    if (const LayerVisibility& visible = this->visible(step.layer); visible.chooses()) {
+      const ForcedBlocks last(queries.first + queries.tokens - 1, visible.window.window,
+                              visible.window.sinks);
+      if (last.candidates() * key_block > visible.blocks.most)
+        return attend_chosen(step, passes, queries, end, out);
+      add_dense(step.layer, queries.first, queries.tokens);
+    }
     const std::int64_t skipped = queries.data - step.q;
     for (const ChunkPass& pass : passes) {
       TokenQueries with = queries;
@@ -96,6 +117,46 @@ class HostPrefill final : public DevicePrefill {
     }
   }
 
+  /// The same where tokens choose what they attend.
+  void attend_chosen(const AttentionStep& step, const ChunkPasses& passes,
+                     const TokenQueries& queries, std::int64_t end, PartialView out) {
+    const std::int64_t skipped = queries.data - step.q;
+    std::vector<PassQueries> with;
+    for (const ChunkPass& pass : passes) {
+      with.push_back({queries, pass.sees});
+      with.back().queries.data = pass.queries(step) + skipped;
+    }
+    // A layer that attends the rows of another layer shares their means.
+    auto& means = means_[static_cast<std::size_t>(shape_.row_layer_of(step.layer))];
+    const std::int64_t heads = shape_.kv_heads_of(step.layer);
+    means.resize(static_cast<std::size_t>(heads));
+    std::vector<RowsView> rows;
+    for (std::int64_t head = 0; head < heads; ++head)
+      rows.push_back(store_.rows(step.layer, head).part({0, end}));
+    parallel_for(heads, 1, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t head = from; head < to; ++head) {
+        const auto h = static_cast<std::size_t>(head);
+        extend_means(rows[h].keys, end, means[h]);
+      }
+    });
+    const LayerVisibility& visible = this->visible(step.layer);
+    shares_[static_cast<std::size_t>(step.layer)] +=
+        attend_sparse(shape_, with, visible.window, visible.blocks, rows, means, out);
+  }
+
+  /// Tokens that attend everything, although they might choose.
+  void add_dense(std::int64_t layer, std::int64_t first, std::int64_t tokens) {
+    const auto heads = static_cast<double>(shape_.kv_heads_of(layer));
+    const auto count = static_cast<double>(tokens);
+    const double keys = heads * count * (static_cast<double>(first) + (count + 1) / 2);
+    shares_[static_cast<std::size_t>(layer)] +=
+        {tokens * shape_.kv_heads_of(layer), heads * count, keys, keys};
+  }
+
+  const LayerVisibility& visible(std::int64_t layer) const {
+    return visible_[static_cast<std::size_t>(layer)];
+  }
+
   /// Attends rows `range` of a layer as those of positions from `position` on.
   void attend_span(std::int64_t layer, const TokenQueries& queries, PositionRange range,
                    std::int64_t position, PartialView out) {
@@ -103,15 +164,19 @@ class HostPrefill final : public DevicePrefill {
     for (std::int64_t head = 0; head < shape_.kv_heads_of(layer); ++head) {
       spans_.push_back({store_.rows(layer, head).part(range), position});
     }
-    attend_tokens(shape_, queries, visible_[static_cast<std::size_t>(layer)], spans_, out);
+    const LayerVisibility& visible = this->visible(layer);
+    attend_tokens(shape_, queries, visible.chooses() ? CausalWindow() : visible.window, spans_,
+                  out);
   }
 
   AttentionShape shape_;
   PrefillVisibility visible_;
   RowStore& store_;
-  std::vector<RowSpan> spans_;  // per KV head
-  Partial lse_;                 // where the step wants none
-  Partial part_;                // of some rows, before it is merged
+  std::vector<std::vector<std::vector<float>>> means_;  // of blocks of keys, per layer and KV head
+  std::vector<PrefillShare> shares_;                    // per layer
+  std::vector<RowSpan> spans_;                          // per KV head
+  Partial lse_;                                         // where the step wants none
+  Partial part_;                                        // of some rows, before it is merged
 };
 
 }  // namespace

@@ -14,6 +14,22 @@
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+/// Gives the logits of the last run's `count` tokens, some at a time. first: of number 0.
+void give_logits(Forward& forward, std::int64_t first, std::int64_t count, std::int64_t vocab,
+                 const PrefillOptions& options) {
+  constexpr std::int64_t some = 64;  // tokens, so that their logits take little memory
+  std::vector<float> logits(static_cast<std::size_t>(std::min(some, count) * vocab));
+  for (std::int64_t begin = 0; begin < count; begin += some) {
+    const std::int64_t tokens = std::min(some, count - begin);
+    forward.logits(begin, tokens, logits.data());
+    options.on_logits(first + begin,
+                      std::span(logits).first(static_cast<std::size_t>(tokens * vocab)));
+  }
+}
+
+}  // namespace
 
 std::int64_t Model::prefill_rows_bytes(std::int64_t tokens, const PrefillOptions& options) const {
   constexpr std::int64_t any_room = std::numeric_limits<std::int64_t>::max();
@@ -24,8 +40,8 @@ std::int64_t Model::prefill_rows_bytes(std::int64_t tokens, const PrefillOptions
 
 std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
                                               const PrefillOptions& options,
-                                              const ProgressFn& progress,
-                                              ForwardTimes* times) const {
+                                              const ProgressFn& progress, ForwardTimes* times,
+                                              std::vector<PrefillShare>* shares) const {
   if (tokens.empty()) throw InvalidArgument("prefill was given no tokens; it needs at least one");
   if (options.chunk < 0) {
     throw InvalidArgument(
@@ -83,10 +99,16 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
           tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
       impl_->blaming_weights([&] {
         forward.run(chunk_tokens, begin, total, text);
+        if (options.on_logits) give_logits(forward, begin, count, config.vocab_size, options);
         if (begin + count == total) builder.synchronize();
         builder.snapshot();
       });
     });
+  }
+  if (shares != nullptr) {
+    shares->clear();
+    for (std::int64_t layer = 0; layer < config.attention.layers; ++layer)
+      shares->push_back(builder.share(layer));
   }
   const Stopwatch indexing;
   std::shared_ptr<const Context> context = growth.freeze(progress);

@@ -1,0 +1,275 @@
+#include "src/attention/block_choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "src/core/math/matrix_product.h"
+#include "src/core/math/row_format.h"
+#include "src/core/math/vector_math.h"
+#include "topkv/attention.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t blocks_at_once = 4;  // of keys, for one matrix product
+
+/// log(exp(a) + exp(b)).
+float add_logs(float a, float b) {
+  const float high = std::max(a, b);
+  return high == empty_lse ? high : high + std::log(std::exp(a - high) + std::exp(b - high));
+}
+
+/// The sampled queries of one block: [passes, samples, head_dim], scaled.
+class Samples {
+ public:
+  explicit Samples(const BlockQueries& of) : of_(of), dim_(of.passes[0].queries.head_dim) {
+    const std::vector<std::int64_t> tokens = sampled(of.tokens());
+    count_ = std::ssize(tokens) * of.group;
+    for (const std::int64_t token : tokens)
+      positions_.insert(positions_.end(), static_cast<std::size_t>(of.group), of.first() + token);
+    for (const PassQueries& pass : of.passes) {
+      for (const std::int64_t token : tokens) {
+        const float* q = pass.queries.query(token, of.head);
+        data_.insert(data_.end(), q, q + of.group * dim_);
+      }
+    }
+    scale_by(data_.data(), std::ssize(data_), of.scale);
+  }
+
+  std::int64_t count() const { return count_; }
+  std::int64_t position(std::int64_t sample) const {
+    return positions_[static_cast<std::size_t>(sample)];
+  }
+
+  /// The pass that meets a key.
+  std::size_t pass_of(std::int64_t position) const {
+    std::size_t pass = 0;
+    while (!of_.passes[pass].sees.contains(position)) ++pass;
+    return pass;
+  }
+
+  /// scores[sample * stride + i] of `keys`, [count, head_dim]: keys of one pass, the first of them
+  /// at `position`.
+  void score(std::int64_t position, const float* keys, std::int64_t count, float* scores,
+             std::int64_t stride) const {
+    matrix_product(Transposed::yes, count_, count, dim_,
+                   &data_[pass_of(position) * static_cast<std::size_t>(count_ * dim_)], dim_, keys,
+                   dim_, 0, scores, stride);
+    if (of_.softcap <= 0) return;
+    for (std::int64_t s = 0; s < count_; ++s) soft_cap(scores + s * stride, count, of_.softcap);
+  }
+
+  /// The parts of blocks [begin, end) that are of one pass: use(first block, one past the last).
+  template <class Use>
+  void each_pass(std::int64_t begin, std::int64_t end, const Use& use) const {
+    for (const PassQueries& pass : of_.passes) {
+      const PositionRange part = pass.sees.within({begin * key_block, end * key_block});
+      if (part.size() > 0) use(part.begin / key_block, part.end / key_block);
+    }
+  }
+
+ private:
+  const BlockQueries& of_;
+  std::int64_t dim_;
+  std::int64_t count_ = 0;
+  std::vector<std::int64_t> positions_;
+  std::vector<float> data_;
+};
+
+/// Scratch of one thread.
+struct ChoiceScratch {
+  std::vector<float> means;   // scores of candidates, then weights: [samples, candidates]
+  std::vector<float> shares;  // [candidates]
+  std::vector<float> keys;    // [blocks_at_once * key_block, head_dim]
+  std::vector<float> scores;  // [samples, blocks_at_once * key_block]
+  std::vector<float> lse;     // [kept, samples]
+  std::vector<float> forced;  // [samples]
+  std::vector<std::int64_t> order;
+};
+
+/// The candidates that remain after the first look, ascending. high, unseen: per sample, the
+/// largest score and the sum of weights, relative to it, of the candidates that do not remain.
+std::vector<std::int64_t> first_look(const Samples& samples, const ForcedBlocks& forced,
+                                     std::int64_t most, const float* means, std::int64_t dim,
+                                     ChoiceScratch& s, std::vector<float>& unseen) {
+  const std::int64_t n = forced.candidates();
+  s.means.resize(static_cast<std::size_t>(samples.count() * n));
+  s.shares.assign(static_cast<std::size_t>(n), 0.0F);
+  samples.each_pass(forced.sinks, forced.local, [&](std::int64_t begin, std::int64_t end) {
+    samples.score(begin * key_block, means + begin * dim, end - begin,
+                  s.means.data() + begin - forced.sinks, n);
+  });
+  std::vector<float> high;
+  for (std::int64_t i = 0; i < samples.count(); ++i) {
+    float* weights = s.means.data() + i * n;
+    high.push_back(max_of(weights, n));
+    add_scaled(s.shares.data(), 1 / exp_shifted(weights, n, high.back()), weights, n);
+  }
+  std::vector<std::int64_t> kept(static_cast<std::size_t>(n));
+  std::iota(kept.begin(), kept.end(), std::int64_t{0});
+  const auto better = [&](std::int64_t a, std::int64_t b) {
+    const float x = s.shares[static_cast<std::size_t>(a)];
+    const float y = s.shares[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  };
+  const std::int64_t count = std::min(n, most);
+  std::nth_element(kept.begin(), kept.begin() + count - 1, kept.end(), better);
+  const std::span<const std::int64_t> left =
+      std::span(kept).subspan(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < samples.count(); ++i) {
+    float sum = 0;
+    for (const std::int64_t block : left) sum += s.means[static_cast<std::size_t>(i * n + block)];
+    unseen.push_back(sum > 0 ? high[static_cast<std::size_t>(i)] +
+                                   std::log(static_cast<float>(key_block) * sum)
+                             : empty_lse);
+  }
+  kept.resize(static_cast<std::size_t>(count));
+  std::ranges::sort(kept);
+  for (std::int64_t& block : kept) block += forced.sinks;
+  return kept;
+}
+
+/// Meets every key of the blocks, whose numbers ascend: use(number in `blocks`, sample, lse of the
+/// block's keys that are not behind the sample).
+template <class Use>
+void second_look(const Samples& samples, std::span<const std::int64_t> blocks, const KeyView& keys,
+                 std::int64_t end, ChoiceScratch& s, const Use& use) {
+  constexpr std::int64_t stride = blocks_at_once * key_block;
+  s.keys.resize(static_cast<std::size_t>(stride * keys.dim));
+  s.scores.resize(static_cast<std::size_t>(samples.count() * stride));
+  for (std::int64_t first = 0; first < std::ssize(blocks); first += blocks_at_once) {
+    const auto some = blocks.subspan(
+        static_cast<std::size_t>(first),
+        static_cast<std::size_t>(std::min(blocks_at_once, std::ssize(blocks) - first)));
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const std::int64_t begin = some[i] * key_block;
+      const std::int64_t count = std::min(key_block, end - begin);
+      const auto at = static_cast<std::int64_t>(i) * key_block;
+      for (std::int64_t x = 0; x < count; ++x)
+        decode(keys, begin + x, &s.keys[static_cast<std::size_t>((at + x) * keys.dim)]);
+    }
+    // Neighbours in the list that are of one pass share a product.
+    for (std::size_t i = 0; i < some.size();) {
+      const std::int64_t position = some[i] * key_block;
+      const std::size_t begin = i;
+      while (i < some.size() && samples.pass_of(some[i] * key_block) == samples.pass_of(position))
+        ++i;
+      samples.score(position, &s.keys[begin * static_cast<std::size_t>(key_block * keys.dim)],
+                    static_cast<std::int64_t>(i - begin) * key_block,
+                    s.scores.data() + begin * key_block, stride);
+    }
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      for (std::int64_t sample = 0; sample < samples.count(); ++sample) {
+        const std::int64_t count = std::min({key_block, end - some[i] * key_block,
+                                             samples.position(sample) + 1 - some[i] * key_block});
+        float* scores =
+            s.scores.data() + sample * stride + static_cast<std::int64_t>(i) * key_block;
+        float lse = empty_lse;
+        if (count > 0) {
+          const float high = max_of(scores, count);
+          lse = high + std::log(exp_shifted(scores, count, high));
+        }
+        use(first + static_cast<std::int64_t>(i), sample, lse);
+      }
+    }
+  }
+}
+
+std::vector<std::int64_t> every(std::int64_t begin, std::int64_t end) {
+  std::vector<std::int64_t> blocks(
+      static_cast<std::size_t>(std::max<std::int64_t>(0, end - begin)));
+  std::iota(blocks.begin(), blocks.end(), begin);
+  return blocks;
+}
+
+}  // namespace
+
+ForcedBlocks::ForcedBlocks(std::int64_t first, std::int64_t window, std::int64_t sink_tokens)
+    : sinks((sink_tokens + key_block - 1) / key_block),
+      local(std::max(sinks, std::max<std::int64_t>(0, first - window + 1) / key_block)) {}
+
+std::vector<std::int64_t> sampled(std::int64_t tokens) {
+  if (tokens <= sampled_tokens) return every(0, tokens);
+  std::vector<std::int64_t> numbers;
+  for (std::int64_t i = 0; i < sampled_tokens; ++i)
+    numbers.push_back((2 * i + 1) * tokens / (2 * sampled_tokens));
+  return numbers;
+}
+
+ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forced,
+                           const BlockBudget& budget, const KeyView& keys,
+                           std::span<const float> means) {
+  const std::int64_t end = queries.first() + queries.tokens();
+  const std::int64_t last = (end - 1) / key_block;
+  if (forced.candidates() * key_block <= budget.most) return {every(0, last + 1), 1};
+  thread_local ChoiceScratch s;
+  const Samples samples(queries);
+  std::vector<float> total;  // lse of all keys of a sample: unseen ones first
+  const std::vector<std::int64_t> kept =
+      first_look(samples, forced, candidate_factor * budget.most / key_block, means.data(),
+                 keys.dim, s, total);
+  std::vector<std::int64_t> always = every(0, forced.sinks);
+  const std::vector<std::int64_t> local = every(forced.local, last + 1);
+  always.insert(always.end(), local.begin(), local.end());
+  s.forced.assign(static_cast<std::size_t>(samples.count()), empty_lse);
+  second_look(samples, always, keys, end, s,
+              [&](std::int64_t /*block*/, std::int64_t sample, float lse) {
+                float& to = s.forced[static_cast<std::size_t>(sample)];
+                to = add_logs(to, lse);
+              });
+  s.lse.resize(kept.size() * static_cast<std::size_t>(samples.count()));
+  second_look(samples, kept, keys, end, s, [&](std::int64_t block, std::int64_t sample, float lse) {
+    s.lse[static_cast<std::size_t>(block * samples.count() + sample)] = lse;
+    float& to = total[static_cast<std::size_t>(sample)];
+    to = add_logs(to, lse);
+  });
+  double met = 0;
+  for (std::int64_t i = 0; i < samples.count(); ++i) {
+    float& to = total[static_cast<std::size_t>(i)];
+    to = add_logs(to, s.forced[static_cast<std::size_t>(i)]);
+    met += std::exp(s.forced[static_cast<std::size_t>(i)] - to);
+  }
+  s.shares.resize(kept.size());
+  for (std::size_t block = 0; block < kept.size(); ++block) {
+    float sum = 0;
+    for (std::int64_t i = 0; i < samples.count(); ++i)
+      sum += std::exp(
+          s.lse[block * static_cast<std::size_t>(samples.count()) + static_cast<std::size_t>(i)] -
+          total[static_cast<std::size_t>(i)]);
+    s.shares[block] = sum;
+  }
+  s.order.resize(kept.size());
+  std::iota(s.order.begin(), s.order.end(), std::int64_t{0});
+  std::ranges::sort(s.order, [&](std::int64_t a, std::int64_t b) {
+    const float x = s.shares[static_cast<std::size_t>(a)];
+    const float y = s.shares[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  });
+  const auto count = static_cast<double>(samples.count());
+  ChosenBlocks chosen{std::move(always), 0};
+  for (std::int64_t i = 0; i < std::min(std::ssize(kept), budget.most / key_block); ++i) {
+    if (i * key_block >= budget.least && budget.mass < 1 && met >= budget.mass * count) break;
+    const auto block = static_cast<std::size_t>(s.order[static_cast<std::size_t>(i)]);
+    chosen.blocks.push_back(kept[block]);
+    met += s.shares[block];
+  }
+  std::ranges::sort(chosen.blocks);
+  chosen.mass = std::min(1.0, met / count);
+  return chosen;
+}
+
+void extend_means(const KeyView& keys, std::int64_t end, std::vector<float>& means) {
+  const std::int64_t d = keys.dim;
+  std::vector<float> key(static_cast<std::size_t>(d));
+  for (std::int64_t block = std::ssize(means) / d; (block + 1) * key_block <= end; ++block) {
+    means.resize(static_cast<std::size_t>((block + 1) * d), 0.0F);
+    float* mean = means.data() + block * d;
+    for (std::int64_t x = block * key_block; x < (block + 1) * key_block; ++x) {
+      decode(keys, x, key.data());
+      add_scaled(mean, 1.0F / key_block, key.data(), d);
+    }
+  }
+}
+
+}  // namespace topkv
