@@ -1,0 +1,312 @@
+// A sparse prefill: which keys blocks of tokens choose, and their attention, against float64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/support/block_choice_reference.h"
+#include "tests/support/token_stream.h"
+#include "topkv/context.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using ::test::ChoiceRules;
+using ::test::TokenStream;
+
+struct SparseOuts {
+  std::vector<std::vector<float>> out, lse;  // [layers]
+
+  explicit SparseOuts(const TokenStream& stream)
+      : out(stream.q.size(), std::vector<float>(stream.q[0].size(), NAN)),
+        lse(stream.q.size(),
+            std::vector<float>(static_cast<std::size_t>(stream.total * stream.shape.q_heads),
+                               NAN)) {}
+};
+
+PrefillAttention sparse(const ChoiceRules& rules) {
+  return {.mode = Prefill::sparse,
+          .window = rules.window,
+          .sinks = rules.sinks,
+          .keys = rules.most,
+          .least_keys = rules.least,
+          .mass = rules.mass};
+}
+
+ContextBuilder sparse_builder(const TokenStream& stream, const PrefillAttention& attention,
+                              KvDType dtype = DType::bf16) {
+  return {stream.shape, {.capacity = stream.total, .dtype = dtype, .attention = attention}};
+}
+
+/// Gives tokens [begin, end) in steps of `chunk`.
+void give_tokens(ContextBuilder& builder, const TokenStream& stream, std::int64_t begin,
+                 std::int64_t end, std::int64_t chunk, SparseOuts& outs) {
+  for (std::int64_t first = begin; first < end; first += chunk) {
+    const std::int64_t count = std::min(chunk, end - first);
+    for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
+      const auto at = static_cast<std::size_t>(l);
+      const std::int64_t q = first * stream.q_width();
+      AttentionStep step{.layer = l, .tokens = count, .q = &stream.q[at][q]};
+      if (stream.shape.has_rows(l)) {
+        step.k = &stream.k[at][first * stream.kv_width()];
+        if (!stream.shape.keys_are_values) step.v = &stream.v[at][first * stream.kv_width()];
+      }
+      if (stream.shape.chunk_len > 0) {
+        step.q_next = &stream.q_next[at][q];
+        step.q_far = &stream.q_far[at][q];
+      }
+      step.out = &outs.out[at][q];
+      step.lse = &outs.lse[at][first * stream.shape.q_heads];
+      builder.attend(step);
+    }
+  }
+}
+
+/// Attention of tokens [begin, end) that came in steps of `chunk`, beside float64. Returns what
+/// they met.
+std::vector<PrefillShare> expect_chosen(const TokenStream& stream, const ChoiceRules& rules,
+                                        std::int64_t begin, std::int64_t end, std::int64_t chunk,
+                                        const SparseOuts& outs) {
+  const AttentionShape& shape = stream.shape;
+  std::vector<PrefillShare> shares;
+  std::int64_t chose = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    PrefillShare& share = shares.emplace_back();
+    const auto l = static_cast<std::size_t>(layer);
+    for (std::int64_t first = begin, next = 0; first < end; first = next) {
+      // A piece ends with its block, with its step, and with its chunk.
+      next =
+          std::min({end, first / 128 * 128 + 128, begin + ((first - begin) / chunk + 1) * chunk});
+      for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+        const ::test::ReferenceChoice choice =
+            ::test::reference_choice(stream, layer, kv_head, first, next, rules);
+        EXPECT_GT(choice.margin, 1e-5) << "undecided: take another seed";
+        share.queries += next - first;
+        share.mass += choice.mass * static_cast<double>(next - first);
+        chose += static_cast<std::int64_t>(choice.blocks.size()) < (next - 1) / 64 + 1;
+        const auto visible = [&](std::int64_t row) { return choice.blocks.contains(row / 64); };
+        for (std::int64_t p = first; p < next; ++p) {
+          share.dense_keys += static_cast<double>(p + 1);
+          for (std::int64_t row = 0; row <= p; ++row) share.keys += visible(row) ? 1 : 0;
+          if (p % 5 != 0) continue;
+          for (std::int64_t g = 0; g < shape.group(); ++g) {
+            const std::int64_t head = kv_head * shape.group() + g;
+            const std::int64_t at = p * shape.q_heads + head;
+            const auto of = static_cast<std::size_t>(at * shape.head_dim);
+            EXPECT_LE(stream.error(layer, p, head, false, &outs.out[l][of],
+                                   &outs.lse[l][static_cast<std::size_t>(at)], visible),
+                      1)
+                << "layer " << layer << ", token " << p << ", head " << head;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(chose, 0) << "no block of tokens had a choice";
+  return shares;
+}
+
+struct SparseCase {
+  std::string name;
+  AttentionShape shape;
+  ChoiceRules rules;
+  std::int64_t chunk = 256;
+};
+
+void PrintTo(const SparseCase& c, std::ostream* out) { *out << c.name; }
+
+AttentionShape heads_shape(std::int64_t q_heads, std::int64_t kv_heads, std::int64_t dim) {
+  AttentionShape shape;
+  shape.layers = 1;
+  shape.q_heads = q_heads;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = dim;
+  return shape;
+}
+
+SparseCase changed(SparseCase c, const std::function<void(AttentionShape&)>& change) {
+  change(c.shape);
+  return c;
+}
+
+class SparsePrefill : public testing::TestWithParam<SparseCase> {};
+
+TEST_P(SparsePrefill, AttendsWhatFloat64Chooses) {
+  const SparseCase& c = GetParam();
+  const TokenStream stream(c.shape, 900);
+  ContextBuilder builder = sparse_builder(stream, sparse(c.rules));
+  SparseOuts outs(stream);
+  give_tokens(builder, stream, 0, stream.total, c.chunk, outs);
+  const std::vector<PrefillShare> wanted =
+      expect_chosen(stream, c.rules, 0, stream.total, c.chunk, outs);
+  for (std::int64_t layer = 0; layer < c.shape.layers; ++layer) {
+    const PrefillShare share = builder.share(layer);
+    const PrefillShare& want = wanted[static_cast<std::size_t>(layer)];
+    EXPECT_EQ(share.queries, want.queries);
+    EXPECT_EQ(share.keys, want.keys);
+    EXPECT_EQ(share.dense_keys, want.dense_keys);
+    EXPECT_NEAR(share.mass / want.mass, 1, 1e-4);
+  }
+}
+
+const SparseCase sparse_usual{
+    "usual", heads_shape(2, 2, 16), {.window = 70, .sinks = 5, .most = 128}};
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SparsePrefill,
+    testing::Values(
+        sparse_usual,
+        SparseCase{"groups", heads_shape(6, 2, 16), {.window = 70, .sinks = 5, .most = 128}},
+        SparseCase{"no_sinks", heads_shape(2, 1, 16), {.window = 1, .sinks = 0, .most = 64}},
+        SparseCase{"mass",
+                   heads_shape(3, 1, 16),
+                   {.window = 64, .sinks = 64, .most = 512, .least = 64, .mass = 0.8}},
+        SparseCase{"steps_within_blocks",
+                   heads_shape(4, 2, 16),
+                   {.window = 70, .sinks = 5, .most = 128},
+                   100},
+        SparseCase{"few_tokens", heads_shape(2, 1, 16), {.window = 70, .sinks = 5, .most = 128}, 5},
+        changed({"capped", heads_shape(2, 1, 16), {.window = 70, .sinks = 5, .most = 128}},
+                [](AttentionShape& shape) { shape.softcap = 3; }),
+        changed({"dual_chunks", heads_shape(2, 1, 16), {.window = 70, .sinks = 5, .most = 128}},
+                [](AttentionShape& shape) { shape.chunk_len = 256; }),
+        changed({"shared_rows", heads_shape(2, 1, 16), {.window = 70, .sinks = 5, .most = 128}},
+                [](AttentionShape& shape) {
+                  shape.layers = 2;
+                  shape.row_layer = {0, 0};
+                }),
+        changed({"keys_are_values", heads_shape(3, 1, 32), {.window = 70, .sinks = 5, .most = 128}},
+                [](AttentionShape& shape) { shape.keys_are_values = true; })),
+    [](const auto& info) { return info.param.name; });
+
+TEST(SparsePrefill, WithABudgetAboveTheTextIsDenseBitForBit) {
+  const TokenStream stream(sparse_usual.shape, 900);
+  SparseOuts dense(stream), chosen(stream);
+  ContextBuilder all = sparse_builder(stream, {});
+  give_tokens(all, stream, 0, stream.total, 200, dense);
+  ContextBuilder builder =
+      sparse_builder(stream, sparse({.window = 70, .sinks = 5, .most = 900, .mass = 0.5}));
+  give_tokens(builder, stream, 0, stream.total, 200, chosen);
+  EXPECT_EQ(chosen.out, dense.out);
+  EXPECT_EQ(chosen.lse, dense.lse);
+  EXPECT_EQ(builder.share(0).keys, builder.share(0).dense_keys);
+  EXPECT_EQ(builder.share(0).mass, static_cast<double>(builder.share(0).queries));
+  EXPECT_EQ(all.share(0).queries, 0);
+}
+
+TEST(SparsePrefill, OfStepsOfAnyMultipleOfABlockIsTheSame) {
+  const TokenStream stream(sparse_usual.shape, 900);
+  SparseOuts first(stream);
+  ContextBuilder builder = sparse_builder(stream, sparse(sparse_usual.rules));
+  give_tokens(builder, stream, 0, stream.total, 128, first);
+  for (const std::int64_t chunk : {256, 640, 900}) {
+    SparseOuts outs(stream);
+    ContextBuilder other = sparse_builder(stream, sparse(sparse_usual.rules));
+    give_tokens(other, stream, 0, stream.total, chunk, outs);
+    EXPECT_EQ(outs.out, first.out) << chunk;
+    EXPECT_EQ(outs.lse, first.lse) << chunk;
+    EXPECT_EQ(other.share(0).keys, builder.share(0).keys) << chunk;
+    EXPECT_NEAR(other.share(0).mass, builder.share(0).mass, 1e-9 * builder.share(0).mass) << chunk;
+  }
+}
+
+TEST(SparsePrefill, OverRowsInBlocksIsNearThatOverTheirValues) {
+  const TokenStream stream(heads_shape(2, 1, 64), 900);
+  SparseOuts outs(stream), rounded(stream);
+  ContextBuilder builder = sparse_builder(stream, sparse(sparse_usual.rules), KvDType::parse("q8"));
+  give_tokens(builder, stream, 0, stream.total, 300, rounded);
+  ContextBuilder exact = sparse_builder(stream, sparse(sparse_usual.rules));
+  give_tokens(exact, stream, 0, stream.total, 300, outs);
+  double off = 0;
+  double size = 0;
+  for (std::size_t i = 0; i < outs.out[0].size(); ++i) {
+    off += std::pow(outs.out[0][i] - rounded.out[0][i], 2);
+    size += std::pow(outs.out[0][i], 2);
+  }
+  EXPECT_LT(std::sqrt(off / size), 0.1);  // most blocks chosen are the same
+}
+
+TEST(SparsePrefill, GoesOnBehindTokensThatWereTakenBack) {
+  const TokenStream stream(sparse_usual.shape, 900);
+  const TokenStream other(sparse_usual.shape, 900, 77);
+  SparseOuts outs(stream), unused(stream), again(stream);
+  ContextBuilder builder = sparse_builder(stream, sparse(sparse_usual.rules));
+  give_tokens(builder, stream, 0, 384, 128, outs);
+  give_tokens(builder, other, 384, 768, 128, unused);
+  builder.truncate(384);
+  give_tokens(builder, stream, 384, stream.total, 128, outs);
+  ContextBuilder fresh = sparse_builder(stream, sparse(sparse_usual.rules));
+  give_tokens(fresh, stream, 0, stream.total, 128, again);
+  EXPECT_EQ(outs.out, again.out);
+}
+
+TEST(SparsePrefill, AStepThatFailsLeavesNoMeansOfItsKeys) {
+  const TokenStream stream(sparse_usual.shape, 900);
+  TokenStream bad(sparse_usual.shape, 900, 77);
+  bad.v[0][static_cast<std::size_t>(700 * bad.kv_width())] =
+      std::numeric_limits<float>::quiet_NaN();
+  SparseOuts outs(stream), unused(stream), again(stream);
+  ContextBuilder builder = sparse_builder(stream, sparse(sparse_usual.rules));
+  give_tokens(builder, stream, 0, 384, 128, outs);
+  EXPECT_THROW(give_tokens(builder, bad, 384, 768, 384, unused), InvalidArgument);
+  give_tokens(builder, stream, 384, stream.total, 128, outs);
+  ContextBuilder fresh = sparse_builder(stream, sparse(sparse_usual.rules));
+  give_tokens(fresh, stream, 0, stream.total, 128, again);
+  EXPECT_EQ(outs.out, again.out);
+}
+
+TEST(SparsePrefill, OutMayBeTheQueries) {
+  for (const std::int64_t chunk_len : {0, 256}) {
+    AttentionShape shape = sparse_usual.shape;
+    shape.chunk_len = chunk_len;
+    TokenStream stream(shape, 900);
+    SparseOuts outs(stream);
+    ContextBuilder builder = sparse_builder(stream, sparse(sparse_usual.rules));
+    give_tokens(builder, stream, 0, stream.total, 300, outs);
+    ContextBuilder in_place = sparse_builder(stream, sparse(sparse_usual.rules));
+    for (std::int64_t first = 0; first < stream.total; first += 300) {
+      const std::int64_t q = first * stream.q_width();
+      in_place.attend({.layer = 0,
+                       .tokens = 300,
+                       .q = &stream.q[0][q],
+                       .k = &stream.k[0][first * stream.kv_width()],
+                       .v = &stream.v[0][first * stream.kv_width()],
+                       .out = &stream.q[0][q],
+                       .q_next = chunk_len > 0 ? &stream.q_next[0][q] : nullptr,
+                       .q_far = chunk_len > 0 ? &stream.q_far[0][q] : nullptr});
+    }
+    EXPECT_EQ(stream.q[0], outs.out[0]) << chunk_len;
+  }
+}
+
+TEST(SparsePrefill, RefusesWhatItCannotDo) {
+  const TokenStream stream(sparse_usual.shape, 128);
+  const auto message = [&](const ChoiceRules& rules, std::int64_t chunk_len = 0) -> std::string {
+    AttentionShape shape = sparse_usual.shape;
+    shape.chunk_len = chunk_len;
+    try {
+      ContextBuilder(shape, {.capacity = 128, .attention = sparse(rules)});
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "(not refused)";
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_PRED2(has, message({.window = 0, .most = 64}), "window of 0 tokens");
+  EXPECT_PRED2(has, message({.window = 1, .most = 0}), "up to 0 keys");
+  EXPECT_PRED2(has, message({.window = 1, .most = 64, .least = 65}), "65 or more");
+  EXPECT_PRED2(has, message({.window = 1, .most = 64, .mass = 0}), "a mass of 0");
+  EXPECT_PRED2(has, message({.window = 1, .most = 64, .mass = NAN}), "a mass of nan");
+  EXPECT_PRED2(has, message({.window = 1, .most = 64}, 100), "chunks of 100 tokens");
+}
+
+}  // namespace
+}  // namespace topkv
