@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/cli/commands.h"
+#include "src/cli/commands/compare_prefills.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_model.h"
 #include "src/cli/flags/bind.h"
@@ -39,6 +40,7 @@ struct FidelityFlags {
   ModelFlags model;
   GridFlags compared;
   PrefillFlags prefill;
+  ComparedPrefills prefills;
   std::int64_t context = 0;
   std::string questions;
   std::string haystack;
@@ -239,9 +241,51 @@ std::vector<std::string> with_reference(const std::vector<std::string>& dtypes) 
   return all;
 }
 
+/// With several prefills: what they leave in rows. Each is decoded with dense attention.
+int run_prefills(const FidelityFlags& flags) {
+  if (flags.dtypes.size() > 1)
+    throw UsageError("--kv-dtype: found several, beside several prefills; expected one of the two");
+  for (const auto& [flag, file] : {std::pair{"--svg", flags.svg}, {"--html", flags.html}}) {
+    if (file.empty()) continue;
+    throw UsageError(
+        fmt::format("{}: draws one prefill, and several are compared; take --csv", flag));
+  }
+  const std::vector<double> depths = parse_depths("--questions", flags.questions);
+  const ModelConfig config = ModelConfig::load(flags.model.directory);
+  PrefillFlags prefill = flags.prefill;
+  prefill.dtype = flags.dtypes.front();
+  const RetrievalFlags& retrieval = flags.compared.retrieval;
+  const std::vector<PrefillAttention> ways = ways_of(flags.prefills, prefill, retrieval);
+  prefill.mode = "dense";
+  const PrefillOptions options = prefill_options(prefill, retrieval);
+  check_rows(config.attention, 2 * flags.context, options);
+  check_output(flags);
+  const ThreadLimit threads(flags.model);
+  const Device device = open_device(flags.model);
+  ProgressBar progress = stderr_progress();
+  const Model model = load_model(flags.model, device, prefill, retrieval, progress);
+  const FidelityText text =
+      make_fidelity_text(model.tokenizer(), serve::beginning_tokens(model.tokenizer()),
+                         flags.context, depths, flags.haystack, flags.seed);
+  const std::vector<Json> lines = compare_prefills(model, text, ways, options,
+                                                   {.context_tokens = std::ssize(text.context),
+                                                    .haystack = printable(flags.haystack),
+                                                    .prefill = "",
+                                                    .weights = flags.model.weights,
+                                                    .device = device.name(),
+                                                    .version = version()},
+                                                   flags.json, progress);
+  if (!flags.csv.empty()) write_file(flags.csv, csv_lines(lines));
+  return 0;
+}
+
 int run_fidelity(FidelityFlags flags) {
   catch_interrupts();
   check_haystack_flag(flags.haystack);
+  if (flags.prefills.several()) return run_prefills(flags);
+  flags.prefill.mode = flags.prefills.modes.front();
+  flags.prefill.keys = flags.prefills.keys.front();
+  flags.prefill.mass = flags.prefills.masses.front();
   const std::vector<double> depths = parse_depths("--questions", flags.questions);
   const ModelConfig config = ModelConfig::load(flags.model.directory);
   const std::vector<RetrievalFlags> chosen = grid_points(flags.compared, flags.model, config);
@@ -307,6 +351,7 @@ Run add_fidelity(CLI::App& app) {
   FlagBinder bind(*add_command(app, "fidelity"));
   bind.all(flags->model, flags->compared, flags->prefill);
   bind("--kv-dtype", flags->dtypes);
+  bind.all(flags->prefills);
   bind("--ctx", flags->context);
   bind("--questions", flags->questions);
   bind("--haystack", flags->haystack);

@@ -102,7 +102,8 @@ CommandHelp fidelity_command() {
       "Decodes with retrieval and with dense attention over the same context, and compares them "
       "token by token. Reports the error of every layer's output and its effect on the next token. "
       "Each combination of --kv-index, --kv-tail, --kv-topk, --kv-mass and --kv-error is one "
-      "setting.",
+      "setting. Several of --prefill, --prefill-keys or --prefill-mass compare prefills instead: "
+      "what each leaves in the rows, beside a dense prefill.",
       {model_flags(),
        {"task",
         {Flag("-c, --ctx", value::count(), "prefill a context of N tokens (K = 1024, M = 1024²)",
@@ -110,7 +111,8 @@ CommandHelp fidelity_command() {
          haystack_flag("prefill"), depths_flag("--questions", "ask for facts", "4"),
          shared_flag("--seed")}},
        compared_settings(),
-       compared(prefill_flags("window"), {"--kv-dtype"}),
+       compared(prefill_flags("window"),
+                {"--kv-dtype", "--prefill", "--prefill-keys", "--prefill-mass"}),
        {"results",
         {json_flag("print a line of JSON for each setting"),
          report_file("--csv", "write these lines as CSV, without errors by layer"),

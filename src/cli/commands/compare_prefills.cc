@@ -1,0 +1,107 @@
+#include "src/cli/commands/compare_prefills.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "src/cli/terminal/parse_numbers.h"
+#include "src/cli/terminal/report.h"
+#include "src/cli/terminal/terminal.h"
+#include "src/cli/terminal/text_layout.h"
+#include "src/core/text/format_numbers.h"
+#include "src/eval/report/prefill_lines.h"
+
+namespace topkv::cli {
+namespace {
+
+template <class T>
+void check_no_twin(const char* flag, const std::vector<T>& values) {
+  for (auto i = values.begin(); i != values.end(); ++i)
+    if (std::find(values.begin(), i, *i) != i)
+      throw UsageError(fmt::format("{}: one value is given twice; expected each once", flag));
+}
+
+/// The mean over the layers that chose: "0.987".
+std::string mass_text(const PrefillFidelity& of) {
+  PrefillShare all;
+  for (const PrefillShare& share : of.shares) all += share;
+  return all.queries > 0 ? fmt::format("{:.4f}", all.mass / static_cast<double>(all.queries)) : "-";
+}
+
+std::string table(std::span<const PrefillFidelity> results, std::size_t width) {
+  std::vector<std::vector<std::string>> rows;
+  for (const PrefillFidelity& of : results) {
+    rows.push_back({way_text(of.attention), fmt::format("{:.1f}%", 100 * of.keys), mass_text(of),
+                    fmt::format("{:.4f}", of.perplexity), fmt::format("{:.5f}", of.text_kl),
+                    fmt::format("{:.3f}", of.text_agreement), fmt::format("{:.5f}", of.answer_kl),
+                    fmt::format("{:.3f}", of.answer_agreement), fmt::format("{:.4f}", of.key_error),
+                    fmt::format("{:.4f}", of.value_error), fmt::format("{:.1f}", of.seconds)});
+  }
+  return format_table({{"prefill", "keys", "mass", "perplexity", "KL", "agree", "KL answers",
+                        "agree answers", "K error", "V error", "seconds"},
+                       std::move(rows),
+                       {false, true, true, true, true, true, true, true, true, true, true}},
+                      {.width = width, .keys = 1U});
+}
+
+}  // namespace
+
+std::vector<PrefillAttention> ways_of(const ComparedPrefills& compared, const PrefillFlags& shared,
+                                      const RetrievalFlags& retrieval) {
+  check_no_twin("--prefill", compared.modes);
+  check_no_twin("--prefill-keys", compared.keys);
+  check_no_twin("--prefill-mass", compared.masses);
+  std::vector<PrefillAttention> ways;
+  PrefillFlags way = shared;
+  for (const std::string& mode : compared.modes) {
+    if (mode == "dense") continue;
+    way.mode = mode;
+    const bool chooses = mode != "window";
+    for (const std::int64_t keys : compared.keys) {
+      for (const std::optional<double> mass : compared.masses) {
+        const bool first = keys == compared.keys.front() && mass == compared.masses.front();
+        if (!chooses && !first) continue;
+        way.keys = keys;
+        way.mass = mass;
+        ways.push_back(prefill_options(way, retrieval).attention);
+      }
+    }
+  }
+  return ways;
+}
+
+std::vector<Json> compare_prefills(const Model& model, const FidelityText& text,
+                                   std::span<const PrefillAttention> ways,
+                                   const PrefillOptions& options, const FidelityRun& run, bool json,
+                                   ProgressBar& progress) {
+  const std::vector<PrefillFidelity> results = measure_prefills(
+      model, text.context, text.probes, ways, options, progress.callback("prefill"));
+  progress.finish();
+  const std::vector<Json> lines = prefill_json(results, run);
+  if (json) {
+    for (const Json& line : lines)
+      fmt::print("{}\n", line.dump(-1, ' ', false, Json::error_handler_t::replace));
+  } else {
+    const std::size_t width = line_width(stdout);
+    fmt::print("{}\n", table(results, width));
+    fmt::print("{}", labelled("",
+                              fmt::format("Against a dense prefill of {} tokens; all contexts are "
+                                          "decoded with dense attention. keys: "
+                                          "attended while reading, beside dense attention; mass: "
+                                          "the share of dense attention that "
+                                          "these hold, as blocks of tokens estimate it; "
+                                          "perplexity: of the text; KL: of the next "
+                                          "token in the text; answers: of the next token in "
+                                          "questions and answers; error: |row - "
+                                          "dense| / |dense| of the last layer's rows; seconds: "
+                                          "with the logits of all tokens.",
+                                          format_grouped(run.context_tokens)),
+                              width, 0));
+  }
+  std::fflush(stdout);
+  return lines;
+}
+
+}  // namespace topkv::cli
