@@ -405,12 +405,15 @@ CHANGES = {
     "heads": ("keys", lambda keys, values: (keys.flip(1), values)),
     "order": ("keys", lambda keys, values: (keys.roll(8, dims=-1), values)),
     "scale": ("values", lambda keys, values: (keys, 1.1 * values)),
+    "little": ("values", lambda keys, values: (keys, 1.02 * values)),
+    "little in keys": ("keys", lambda keys, values: (1.02 * keys, values)),
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_layer_that_computes_other_keys_or_values_is_refused(change):
-    model = make_model("deepseek_v3", CPU)
+def test_a_layer_that_computes_other_keys_or_values_is_refused(change, dtype):
+    model = make_model("deepseek_v3", CPU).to(dtype)
     name, changed = CHANGES[change]
     layer = model.model.layers[1].self_attn
     kind = type(layer)
@@ -424,6 +427,16 @@ def test_a_layer_that_computes_other_keys_or_values_is_refused(change):
     with pytest.raises(Unsupported, match=f"Mine computes other {name} from its latents"):
         step(model, cache, make_ids(40, CPU))
     assert cache.get_seq_length() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_roundings_of_a_dtype_are_no_other_keys_or_values(dtype, autocast):
+    model = make_model("deepseek_v3", CPU, torch.float32 if autocast else dtype)
+    cache = TopkCache(model.config, **ALL)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        step(model, cache, make_ids(40, CPU))
+    assert cache.get_seq_length() == 40
 
 
 def test_a_bias_of_kv_b_proj_is_refused():

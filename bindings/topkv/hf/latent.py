@@ -30,9 +30,16 @@ from topkv.hf.handle import Handle
 
 _EXPAND, _WRAPPED = "expand_kv", "_topkv_wrapped"
 
-#: How far K and V of expand_kv may be from K and V by the matrix, as a part of the largest element. The
-#: matrix may be quantised, and may round activations to 8 bits.
-_ALLOWED = 0.05
+#: How far K and V of expand_kv may be from K and V by the matrix, as a part of the largest element, if
+#: kv_b_proj is quantised, an adapter, or a rank's part. It may round activations to 8 bits.
+_ALLOWED_IF_QUANTISED = 0.05
+
+#: The same for a plain linear layer, as a multiple of the dtype's eps. A result is rounded once, which is half
+#: an eps, and partial sums may be rounded too.
+_ALLOWED_EPS = 2
+
+#: A GPU may multiply float32 as TF32, whose mantissa has 10 bits.
+_LEAST_EPS = 2.0**-10
 
 
 def expanding_layers(code: ModuleType) -> list[type]:
@@ -62,16 +69,29 @@ def watch_layers(code: ModuleType) -> None:
             setattr(owner, _EXPAND, _wrap(method))
 
 
+def _is_plain(projection: torch.nn.Module) -> bool:
+    """Whether a layer multiplies by its weight and does nothing else."""
+    hooks = vars(projection).keys() & {"forward"} or projection._forward_hooks or projection._forward_pre_hooks
+    weight = getattr(projection, "weight", None)
+    return type(projection) is torch.nn.Linear and type(weight) is torch.nn.Parameter and not hooks
+
+
+def _allowed(projection: torch.nn.Module, dtype: torch.dtype) -> float:
+    """How far K and V of expand_kv, of a dtype, may be from K and V by the matrix of a layer, as a part of
+    the largest element."""
+    if not _is_plain(projection):
+        return _ALLOWED_IF_QUANTISED
+    return _ALLOWED_EPS * max(torch.finfo(dtype).eps, _LEAST_EPS)
+
+
 def _matrix(projection: torch.nn.Module, latents: torch.Tensor) -> torch.Tensor:
     """The matrix of a linear layer in any format, [out_features, in_features].
 
     latents [..., in_features]: an input, for its dtype and device."""
     if getattr(projection, "bias", None) is not None:
         raise Unsupported("kv_b_proj has a bias, and topkv knows latents without one; use another cache")
-    weight = getattr(projection, "weight", None)
-    hooks = vars(projection).keys() & {"forward"} or projection._forward_hooks or projection._forward_pre_hooks
-    if type(projection) is torch.nn.Linear and type(weight) is torch.nn.Parameter and not hooks:
-        return weight.detach()
+    if _is_plain(projection):
+        return projection.weight.detach()
     # Quantised, an adapter, or a rank's part: the columns are its outputs for unit vectors.
     size = latents.shape[-1]
     with torch.no_grad():
@@ -144,7 +164,7 @@ class Absorbed:
         for name, x, expected in zip(("keys", "values"), found, (keys, values)):
             alike = x.shape == expected.shape
             error = (x.double() - expected).abs().max() if alike else torch.inf
-            if not error <= _ALLOWED * expected.abs().max():
+            if not error <= _allowed(self._module.kv_b_proj, x.dtype) * expected.abs().max():
                 raise Unsupported(
                     f"{type(self._module).__name__} computes other {name} from its latents than kv_b_proj "
                     "gives; use another cache"
