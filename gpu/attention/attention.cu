@@ -196,11 +196,14 @@ void launch(const AttentionTask& task, std::int64_t kv_heads, cudaStream_t strea
 
 /// Up to this many rows the keys of a tile are split, not the rows.
 constexpr std::int64_t few_rows = 64;
+/// The same for latent attention, where all heads of a token share a KV head: these are tiles for a
+/// cluster each, where tiles of many rows would leave most of the device idle.
+constexpr std::int64_t few_latent_rows = 1024;
 
 /// Tile sizes are what registers (two or three blocks of four warps per SM) and 99 KiB allow.
 void launch(const AttentionTask& task, std::int64_t head_dim, std::int64_t kv_heads,
             cudaStream_t stream) {
-  const bool few = task.rows <= few_rows;
+  const bool few = task.rows <= (head_dim == 576 ? few_latent_rows : few_rows);
   switch (head_dim) {
     case 64:
       return few ? launch<AttentionTiling<64, 1, 1, 4, 64, 2>>(task, kv_heads, stream)

@@ -124,7 +124,8 @@ class AttentionCase {
   /// e = scale * head_dim * 2^-23 * sum |q k| in a score (tensor cores cut off instead of
   /// rounding). A weight e off in its logarithm, against a sum of weights as far off, is 2 e off
   /// relatively; bf16 rounding of the weights adds 2^-9, exp2 and the float32 sums less than 2^-16
-  /// for up to a thousand rows; an element of out is a mean of values with these weights.
+  /// for a thousand rows, and for thousands that blocks split; an element of out is a mean of
+  /// values with these weights.
   /// Capping brings a score that is e off as much nearer as its two ends, and is itself off by up
   /// to softcap * 2^-20.
   /// out_extra: relative to the largest value, for outputs that were themselves rounded.

@@ -56,6 +56,43 @@ TEST(GpuAttention, GroupsOfAnySizeAgreeWithFloat64) {
   }
 }
 
+// Latent attention: all heads of a token share the KV head, so that its rows are many tiles, of
+// which each splits the keys over blocks. 8 tokens of 128 heads are the last that do so.
+TEST(GpuAttention, LatentHeadsThatShareOneKvHeadAgreeWithFloat64) {
+  TOPKV_NEEDS_GPU();
+  const auto expect = [](std::int64_t heads, std::int64_t tokens, std::int64_t rows,
+                         std::int64_t window = 0) {
+    const Shape shape{.head_dim = 576,
+                      .keys_are_values = true,
+                      .kv_heads = 1,
+                      .group = heads,
+                      .tokens = tokens,
+                      .rows = rows,
+                      .first_token = std::max<std::int64_t>(rows - tokens, 0),
+                      .visible = {.causal = true, .window = window, .sinks = window > 0 ? 4 : 0}};
+    SCOPED_TRACE(testing::Message() << heads << " heads, " << tokens << " tokens, " << rows
+                                    << " rows, window " << window);
+    AttentionCase problem(shape);
+    problem.attend(0, rows, Into::overwrite);
+    problem.expect_close(problem.answer());
+    problem.attend(rows / 3, rows, Into::overwrite);
+    problem.attend(0, rows / 3, Into::merge);
+    problem.expect_close(problem.answer());
+  };
+  for (const std::int64_t heads : {16, 20, 64, 65, 128}) {
+    for (const std::int64_t rows : {1, 31, 33, 64, 65, 127, 257, 600}) expect(heads, 1, rows);
+  }
+  expect(16, 1, 4096);
+  expect(64, 1, 1028);
+  expect(128, 1, 3001);
+  for (const std::int64_t window : {0, 30, 100}) {
+    expect(20, 7, 150, window);
+    expect(128, 3, 150, window);
+    expect(128, 8, 150, window);
+    expect(128, 9, 150, window);
+  }
+}
+
 TEST(GpuAttention, CountsAtTheEdgesOfTilesAgreeWithFloat64) {
   TOPKV_NEEDS_GPU();
   for (const auto& [head_dim, are_values] : all_heads) {
