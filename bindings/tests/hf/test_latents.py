@@ -364,6 +364,56 @@ def test_other_caches_get_what_they_got_before(models):
     assert torch.equal(dynamic_logits(model, ids, [30] + [1] * 10), expected)
 
 
+CALLS = {
+    "by position": lambda expand, latents, rotated: expand(latents, rotated),
+    "by name": lambda expand, latents, rotated: expand(kv_nope=latents, k_rot=rotated),
+    "by name in another order": lambda expand, latents, rotated: expand(k_rot=rotated, kv_nope=latents),
+    "both": lambda expand, latents, rotated: expand(latents, k_rot=rotated),
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_a_layer_may_give_arguments_by_name(how):
+    model, ids = make_model("deepseek_v3", CPU), make_ids(40, CPU)
+    expected = dynamic_logits(model, ids, [30] + [1] * 10)
+    TopkCache(model.config, **ALL)  # wraps the method
+    kind = type(model.model.layers[0].self_attn)
+
+    def expand_kv(self, latents, rotated):
+        return CALLS[how](super(mine, self).expand_kv, latents, rotated)
+
+    mine = type("Mine", (kind,), {"expand_kv": expand_kv, "__module__": kind.__module__})
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = mine
+    assert torch.equal(dynamic_logits(model, ids, [30] + [1] * 10), expected)
+    agree(logits_by_pieces(model, TopkCache(model.config, **ALL), ids, [30] + [1] * 10), expected)
+
+
+def test_arguments_that_topkv_does_not_know(monkeypatch):
+    model, ids = make_model("deepseek_v3", CPU), make_ids(40, CPU)
+    (kind,) = latent.expanding_layers(families.model_code(model.config))
+    own = getattr(kind.expand_kv, "__wrapped__", kind.expand_kv)
+
+    def expand_kv(self, kv_nope, k_rot, factor=1.0, **others):
+        return own(self, factor * kv_nope, k_rot)
+
+    monkeypatch.setattr(kind, "expand_kv", expand_kv)
+    TopkCache(model.config, **ALL)
+    layer = model.model.layers[0].self_attn
+    assert kind.expand_kv is not expand_kv
+    latents, rotated = torch.randn(1, 1, 5, layer.kv_lora_rank), torch.randn(1, 1, 5, layer.qk_rope_head_dim)
+    plain = layer.expand_kv(latents, rotated, factor=2.0)
+    assert all(torch.equal(x, y) for x, y in zip(plain, expand_kv(layer, latents, rotated, 2.0)))
+
+    class Mine(kind):
+        def expand_kv(self, kv_nope, k_rot):
+            return super().expand_kv(kv_nope, k_rot, factor=2.0, other=None)
+
+    layer.__class__, Mine.__module__ = Mine, kind.__module__
+    with pytest.raises(Unsupported, match="Mine computes K and V from its latents and from factor, others, which"):
+        step(model, TopkCache(model.config, **ALL), ids)
+
+
 class Other(torch.nn.Linear):
     """A linear layer in a format that only its forward knows."""
 

@@ -49,10 +49,20 @@ def expanding_layers(code: ModuleType) -> list[type]:
 
 
 def _wrap(expand: Any) -> Any:
+    signature = inspect.signature(expand)
+
     @functools.wraps(expand)
-    def expand_kv(self: Any, latents: Any, rotated: Any) -> tuple[Any, Any]:
-        if not isinstance(latents, Handle):
-            return expand(self, latents, rotated)
+    def expand_kv(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not any(isinstance(x, Handle) for x in (*args, *kwargs.values())):
+            return expand(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        others = [*bound.arguments][3:]
+        if others:
+            raise Unsupported(
+                f"{type(self).__name__} computes K and V from its latents and from {', '.join(others)}, which "
+                "topkv does not know; use another cache"
+            )
+        _, latents, rotated = bound.args
         latents.are_latents = True
         return latents, rotated
 
