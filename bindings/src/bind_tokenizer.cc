@@ -21,6 +21,9 @@ void bind_tokenizer(py::module_& module) {
            "Returns token ids as the tokenizers library does. Bytes without a token in the "
            "vocabulary are left out, as the library does. The first text that loses bytes causes a "
            "UserWarning.")
+      .def(
+          "beginning_tokens", &Tokenizer::beginning_tokens,
+          "Returns the special tokens that the file puts before a text: usually a BOS, or nothing.")
       .def("left_out", &Tokenizer::left_out, py::arg("text"), WithoutGil(),
            "The bytes that encode leaves out of a text, in one line; empty: none.")
       .def(

@@ -52,6 +52,9 @@ class Tokenizer {
   /// - normalizer and pre-tokenizer make more than 64 bytes for each byte of the text, and 65,536
   ///   bytes more.
   std::vector<Token> encode(std::string_view text, bool add_special_tokens = false) const;
+  /// Returns the special tokens that the file's post-processor puts before a text. Usually a BOS,
+  /// or nothing: Qwen's config.json names a bos_token_id, and its texts begin without one.
+  std::vector<Token> beginning_tokens() const;
   /// Returns a line of ASCII that names the bytes of a text that encode leaves out, and how often.
   /// Empty when the tokens stand for the whole text, as with nearly every vocabulary. Throws as
   /// encode does.

@@ -131,6 +131,8 @@ std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tok
   return out;
 }
 
+std::vector<Token> Tokenizer::beginning_tokens() const { return impl_->parts.around.before; }
+
 std::string Tokenizer::left_out(std::string_view text) const {
   if (impl_->incomplete == nullptr) return {};
   std::vector<Token> tokens;

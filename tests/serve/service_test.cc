@@ -375,6 +375,36 @@ TEST(ServeService, ATextIsNotSaidToLackBytesThatItDoesNotHave) {
   EXPECT_EQ(told.size(), 1U);
 }
 
+TEST(ServeService, ABeginningIsKeptWhateverTheVocabularyLacks) {
+  const TempDirectory temp;
+  const nlohmann::json json = {
+      {"added_tokens",
+       {nlohmann::json{{"id", 2},
+                       {"content", "<s>"},
+                       {"special", true},
+                       {"lstrip", false},
+                       {"rstrip", false},
+                       {"single_word", false},
+                       {"normalized", false}}}},
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"post_processor",
+       {{"type", "TemplateProcessing"},
+        {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+        {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {2}}}}}}}},
+      {"model",
+       {{"type", "BPE"}, {"vocab", {{"b", 0}, {"Ġ", 1}}}, {"merges", nlohmann::json::array()}}}};
+  std::vector<std::string> warnings;
+  const Tokenizer tokenizer =
+      Tokenizer::load(temp.write("tokenizer.json", json.dump()),
+                      [&](const std::string& warning) { warnings.push_back(warning); });
+  const KeptPrompt kept = kept_prompt(tokenizer, "bb b bb ");
+  ASSERT_FALSE(kept.tokens.empty());
+  EXPECT_EQ(kept.tokens.front(), 2);
+  EXPECT_EQ(kept.tokens.size() + kept.end.text_left.size(), 9U);
+  EXPECT_TRUE(warnings.empty()) << warnings.front();
+}
+
 TEST(ServeService, LineEndsThatJoinAreNotCutWhateverElseTheVocabularyLacks) {
   const TempDirectory temp;
   const nlohmann::json json = {

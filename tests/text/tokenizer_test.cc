@@ -83,6 +83,16 @@ TEST_P(TokenizerStyle, SpecialTokensAreAddedAsTheTemplateSays) {
   EXPECT_EQ(load().encode("Hello", true), style()["hello_with_special"].get<std::vector<Token>>());
 }
 
+TEST_P(TokenizerStyle, BeginningsAreWhatTheTemplatePutsInFront) {
+  const Tokenizer tokenizer = load();
+  const auto all = style()["hello_with_special"].get<std::vector<Token>>();
+  std::vector<Token> tokens = tokenizer.beginning_tokens();
+  const std::vector<Token> hello = tokenizer.encode("Hello");
+  tokens.insert(tokens.end(), hello.begin(), hello.end());
+  ASSERT_LE(tokens.size(), all.size());
+  EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), all.begin()));
+}
+
 TEST_P(TokenizerStyle, IdsDecodeToTheTextOfTheLibrary) {
   const Tokenizer tokenizer = load();
   for (const Json& expected : style()["decoded"]) {

@@ -21,7 +21,6 @@
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
 #include "src/eval/report/score_files.h"
-#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -112,10 +111,10 @@ int run_eval(const EvalFlags& flags) {
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   check_memory(flags, config, options.lengths.back(), plan.methods, device);
   const Tokenizer& tokenizer = model.tokenizer();
-  plan.tasks = make_eval_tasks(options.tasks,
-                               {[&](std::string_view text) { return tokenizer.encode(text); },
-                                serve::beginning_tokens(tokenizer)},
-                               options.sources);
+  plan.tasks = make_eval_tasks(
+      options.tasks,
+      {[&](std::string_view text) { return tokenizer.encode(text); }, tokenizer.beginning_tokens()},
+      options.sources);
   const ProgressFn report = progress.callback("eval");
   EvalRun run(
       model, plan, directory,

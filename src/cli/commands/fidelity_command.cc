@@ -30,7 +30,6 @@
 #include "src/eval/report/fidelity_lines.h"
 #include "src/eval/report/report_page.h"
 #include "src/eval/run/fidelity_text.h"
-#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -265,8 +264,8 @@ int run_prefills(const FidelityFlags& flags) {
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, prefill, retrieval, progress);
   const FidelityText text =
-      make_fidelity_text(model.tokenizer(), serve::beginning_tokens(model.tokenizer()),
-                         flags.context, depths, flags.haystack, flags.seed);
+      make_fidelity_text(model.tokenizer(), model.tokenizer().beginning_tokens(), flags.context,
+                         depths, flags.haystack, flags.seed);
   const std::vector<Json> lines = compare_prefills(model, text, ways, options,
                                                    {.context_tokens = std::ssize(text.context),
                                                     .haystack = printable(flags.haystack),
@@ -302,8 +301,8 @@ int run_fidelity(FidelityFlags flags) {
   const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
   check_indices(device, config.attention, flags.compared.retrieval, flags.context);
   const FidelityText text =
-      make_fidelity_text(model.tokenizer(), serve::beginning_tokens(model.tokenizer()),
-                         flags.context, depths, flags.haystack, flags.seed);
+      make_fidelity_text(model.tokenizer(), model.tokenizer().beginning_tokens(), flags.context,
+                         depths, flags.haystack, flags.seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
   std::shared_ptr<const Context> dense;  // what all are compared with
   std::vector<Fidelity> settings;

@@ -33,7 +33,6 @@
 #include "src/core/text/byte_text.h"
 #include "src/core/text/common_tokens.h"
 #include "src/core/text/format_numbers.h"
-#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 #include "topkv/generation.h"
 
@@ -97,7 +96,7 @@ Reading read(const Tokenizer& tokenizer, const std::string& text, const std::str
     reading.context.assign(reading.prompt.begin(), end);
     reading.prompt.erase(reading.prompt.begin(), end);
   }
-  const std::vector<Token> beginning = serve::beginning_tokens(tokenizer);
+  const std::vector<Token> beginning = tokenizer.beginning_tokens();
   std::vector<Token>& first = reading.context.empty() ? reading.prompt : reading.context;
   first.insert(first.begin(), beginning.begin(), beginning.end());
   return reading;

@@ -24,7 +24,6 @@
 #include "src/eval/report/report_page.h"
 #include "src/eval/run/eval_run.h"
 #include "src/eval/run/needle_cells.h"
-#include "src/serve/run/prompt_boundary.h"
 
 namespace topkv::cli {
 namespace {
@@ -188,7 +187,7 @@ int run_needle(NeedleFlags flags) {
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   check_indices(device, config.attention, flags.retrieval, options.lengths.back());
   const TaskTokens tokens{[&](std::string_view text) { return model.tokenizer().encode(text); },
-                          serve::beginning_tokens(model.tokenizer())};
+                          model.tokenizer().beginning_tokens()};
   const EvalPlan eval = eval_plan(flags, options, model, tokens);
   // Recall is measured in a second session beside the first.
   check_rows(config.attention,

@@ -25,7 +25,6 @@
 #include "src/core/text/format_numbers.h"
 #include "src/eval/report/perplexity_lines.h"
 #include "src/eval/run/retrieval_setting.h"
-#include "src/serve/run/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -67,7 +66,7 @@ void make_output(const PerplexityFlags& flags) {
 /// A text's tokens in pieces of one length, each with what a text begins with in front.
 std::vector<std::vector<Token>> pieces_of(const Model& model, const std::string& text,
                                           std::int64_t length) {
-  const std::vector<Token> beginning = serve::beginning_tokens(model.tokenizer());
+  const std::vector<Token> beginning = model.tokenizer().beginning_tokens();
   const std::vector<Token> tokens = model.tokenizer().encode(text);
   const std::int64_t each = length - std::ssize(beginning);
   std::vector<std::vector<Token>> pieces;
@@ -150,7 +149,7 @@ int run_perplexity(PerplexityFlags flags) {
   const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
   check_indices(device, config.attention, flags.compared.retrieval, length);
   // Something must be there before the first token that is fed.
-  const std::int64_t least = std::ssize(serve::beginning_tokens(model.tokenizer())) + 2;
+  const std::int64_t least = std::ssize(model.tokenizer().beginning_tokens()) + 2;
   if (scored > length - least)
     throw UsageError(
         fmt::format("--score: found {} of the {} tokens of a piece (-c); expected {} "

@@ -114,17 +114,10 @@ std::string rendered(const ChatTemplate& chat, const std::string& system,
 
 }  // namespace
 
-std::vector<Token> beginning_tokens(const Tokenizer& tokenizer) {
-  const std::vector<Token> plain = tokenizer.encode("a");
-  const std::vector<Token> full = tokenizer.encode("a", true);
-  const auto text = std::search(full.begin(), full.end(), plain.begin(), plain.end());
-  return {full.begin(), text};
-}
-
 KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text,
                        const Between& between) {
   return find_end(
-      tokenizer, beginning_tokens(tokenizer), text,
+      tokenizer, tokenizer.beginning_tokens(), text,
       [](const std::string& before, const std::string& prompt) { return before + prompt; },
       between);
 }

@@ -14,11 +14,6 @@
 
 namespace topkv::serve {
 
-/// Tokens that a text begins with according to the tokenizer's post-processor: a BOS for models
-/// whose tokenizer adds one, nothing for others (a bos_token_id in config.json does not tell: Qwen
-/// names one that its texts never begin with).
-std::vector<Token> beginning_tokens(const Tokenizer& tokenizer);
-
 struct KeptPrompt {
   std::vector<Token> tokens;  ///< of the context
   ContextEnd end;

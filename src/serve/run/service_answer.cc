@@ -152,7 +152,7 @@ void Service::take_prompt(const Prompt& prompt, const AnswerRequest& request,
     return;
   }
   const std::string& text = std::get<std::string>(prompt);
-  if (context.name.empty()) tokens = beginning_tokens(tokenizer);
+  if (context.name.empty()) tokens = tokenizer.beginning_tokens();
   const std::vector<Token> more = tokenizer.encode(left + text);
   tokens.insert(tokens.end(), more.begin(), more.end());
   if (!request.echo) return;
