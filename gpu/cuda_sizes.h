@@ -57,8 +57,8 @@ class WithCudaSizes : public Base {
   void check_heads(const AttentionShape& shape) const final { gpu::check_supported(shape); }
   std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                        const PrefillVisibility& visible, KvDType rows,
-                                       std::int64_t chunk) const final {
-    return gpu::prefill_attention_bytes(shape, visible, rows, chunk);
+                                       std::int64_t chunk, std::int64_t tokens) const final {
+    return gpu::prefill_attention_bytes(shape, visible, rows, chunk, tokens);
   }
   bool scans_codes(const AttentionShape& shape) const final { return CudaCodes::supports(shape); }
   std::int64_t codes_bytes(const AttentionShape& shape, std::int64_t tokens, std::int64_t key_bytes,

@@ -6,7 +6,6 @@
 #include "gpu/attention/attention.h"
 #include "gpu/attention/attention_kernel.cuh"
 #include "gpu/attention/attention_parts.cuh"
-#include "gpu/attention/merge_weights.cuh"
 #include "gpu/runtime/handles.h"
 #include "gpu/runtime/kernel_architecture.h"
 #include "topkv/error.h"
@@ -17,51 +16,6 @@ namespace {
 constexpr float log2_e = 1.44269504F;
 constexpr std::int64_t max_rows = std::int64_t{1} << 30;  // positions are 32-bit in the kernel
 constexpr unsigned max_cluster_blocks = 8;                // that every device with clusters grants
-
-/// Two elements of the result at `at`, over what is there or merged into it.
-__device__ __forceinline__ void store_pair(const AttentionTask& task, std::int64_t at, float x,
-                                           float y, const Weights& weights) {
-  auto* to = reinterpret_cast<float2*>(task.out + at);
-  if (task.merge) {
-    const float2 before = *to;
-    x = weights.before * before.x + weights.now * x;
-    y = weights.before * before.y + weights.now * y;
-  }
-  *to = make_float2(x, y);
-}
-
-template <class T>
-__device__ __forceinline__ void store_rows(const AttentionTask& task, const RowTile& rows,
-                                           const Running<T>& running) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const WarpPlace<T> warp;
-  const int warp_row = warp.part * 16 * T::frags;
-  // The lanes of a row, in all warps that split its columns, have read the old lse before one
-  // writes the new.
-  const auto sync = [] { T::column_warps > 1 ? __syncthreads() : __syncwarp(); };
-#pragma unroll
-  for (int f = 0; f < T::frags; ++f) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row + f * 16 + half * 8 + lane / 4;
-      const bool valid = row < rows.rows;
-      const std::int64_t head = rows.head_index(valid ? row : 0, task);
-      const float sum = running.sum[f][half];
-      const float lse = row_lse(task, running.max[f][half], sum);
-      const float inverse = sum > 0.0F ? 1.0F / sum : 0.0F;
-      const Weights weights = merge_weights(task.merge ? task.lse[head] : -INFINITY, lse);
-      sync();
-      if (!valid) continue;
-      const std::int64_t at = head * T::head_dim + warp.columns * T::warp_columns + lane % 4 * 2;
-#pragma unroll
-      for (int d = 0; d < T::warp_columns / 8; ++d) {
-        store_pair(task, at + d * 8, running.out[f][d][half * 2] * inverse,
-                   running.out[f][d][half * 2 + 1] * inverse, weights);
-      }
-      if (lane % 4 == 0 && warp.columns == 0) task.lse[head] = weights.lse;
-    }
-  }
-}
 
 /// Merges the partials of the block's warps, then those of the cluster's blocks, and writes the
 /// result. A row is merged by one warp of one block.
@@ -137,15 +91,17 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   rows.kv_head = static_cast<int>(blockIdx.y);
   rows.rows = static_cast<int>(min(task.rows - first_row, static_cast<std::int64_t>(T::tile_rows)));
 
+  const Bounds bounds = bounds_of(task, rows);
+  const KeyTiles tiles = key_tiles<T>(bounds, task.sinks);
   Running<T> running;
   if constexpr (T::splits_keys) {
     const int rank = static_cast<int>(blockIdx.z);
     const int ranks = static_cast<int>(gridDim.z);
-    run_tiles<T>(task, rows, shared_address(shared), rank, ranks, running);
+    run_tiles<T>(task, rows, bounds, tiles, shared_address(shared), rank, ranks, running);
     sum_lanes<T>(running);
     merge_and_store<T>(task, rows, running, reinterpret_cast<float*>(shared), rank, ranks);
   } else {
-    run_tiles<T>(task, rows, shared_address(shared), 0, 1, running);
+    run_tiles<T>(task, rows, bounds, tiles, shared_address(shared), 0, 1, running);
     sum_lanes<T>(running);
     store_rows<T>(task, rows, running);
   }
@@ -302,13 +258,11 @@ bool attention_supports(std::int64_t head_dim, bool keys_are_values) {
          head_dim == 512 || (head_dim == 576 && keys_are_values);
 }
 
-void attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
-            const DeviceRows& rows, const DeviceVisibility& visible, const PartialView& partial,
-            Into into, cudaStream_t stream) {
+AttentionTask attention_task(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
+                             const DeviceRows& rows, const DeviceVisibility& visible,
+                             const PartialView& partial, Into into) {
   check(heads, queries, rows);
   const float scale = heads.scale;
-  if (queries.tokens <= 0 || queries.heads == 0) return;
-  if (rows.count <= 0 && into == Into::merge) return;
   const std::int64_t group = queries.heads / heads.kv_heads;
   const std::int64_t ahead = queries.first - rows.first;  // of token 0 relative to row 0
 
@@ -336,6 +290,15 @@ void attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
   task.cap = heads.softcap / scale;
   task.cap_rate = cap_rate(heads);
   task.merge = into == Into::merge;
+  return task;
+}
+
+void attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
+            const DeviceRows& rows, const DeviceVisibility& visible, const PartialView& partial,
+            Into into, cudaStream_t stream) {
+  const AttentionTask task = attention_task(heads, queries, rows, visible, partial, into);
+  if (queries.tokens <= 0 || queries.heads == 0) return;
+  if (rows.count <= 0 && into == Into::merge) return;
   launch(task, heads.head_dim, heads.kv_heads, stream);
 }
 

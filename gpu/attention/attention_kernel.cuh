@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "gpu/attention/attention.h"
 #include "gpu/runtime/mma.cuh"
 
 namespace topkv::gpu {
@@ -45,6 +46,11 @@ struct AttentionTask {
   float cap_rate;    ///< 2 / (cap ln 2)
   bool merge;
 };
+
+/// Returns the arguments. Throws as attend() does for what there is no kernel for.
+AttentionTask attention_task(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
+                             const DeviceRows& rows, const DeviceVisibility& visible,
+                             const PartialView& partial, Into into);
 
 /// Where the values of a tile lie in shared memory: behind its keys, or there are none apart from
 /// the keys.
@@ -347,10 +353,19 @@ __device__ __forceinline__ void multiply_values(const AttentionTask& task, std::
   }
 }
 
-/// Loops over the key tiles that the block's rows see. rank, ranks: this block takes every ranks-th
-/// tile from number `rank` on.
-template <class T>
+/// What a block's rows see.
+__device__ __forceinline__ Bounds bounds_of(const AttentionTask& task, const RowTile& rows) {
+  const int first = rows.token_of(0, task.group);
+  const int last = rows.token_of(rows.rows - 1, task.group);
+  return {min(task.count, first + task.end), min(task.count, last + task.end),
+          max(0, first + task.begin), max(0, last + task.begin)};
+}
+
+/// Loops over the key tiles `tiles`, which hold all keys that the block's rows see. rank, ranks:
+/// this block takes every ranks-th tile from number `rank` on.
+template <class T, class Tiles>
 __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTile& rows,
+                                          const Bounds& bounds, const Tiles& tiles,
                                           std::uint32_t shared, int rank, int ranks,
                                           Running<T>& running) {
   using S = typename T::Shared;
@@ -361,12 +376,6 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
   const int warp_key = T::splits_keys ? warp.part * T::warp_keys : 0;
 
   const int count = task.count;
-  const int first = rows.token_of(0, task.group);
-  const int last = rows.token_of(rows.rows - 1, task.group);
-  const Bounds bounds{min(count, first + task.end), min(count, last + task.end),
-                      max(0, first + task.begin), max(0, last + task.begin)};
-  const KeyTiles tiles = key_tiles<T>(bounds, task.sinks);
-
   const std::uint32_t stages = shared + T::query_bytes;
   const std::uint32_t query_address = shared + S::offset(warp_row + lane % 16, lane / 16);
   const std::uint32_t key_address =

@@ -5,12 +5,58 @@
 #include <cstdint>
 
 #include "gpu/attention/attention_kernel.cuh"
+#include "gpu/attention/merge_weights.cuh"
 
 namespace topkv::gpu {
 
 /// The lse of a row. max: the largest score; sum: the sum of weights relative to it.
 __device__ __forceinline__ float row_lse(const AttentionTask& task, float max, float sum) {
   return sum > 0.0F ? max * task.scale + logf(sum) : -INFINITY;
+}
+
+/// Two elements of the result at `at`, over what is there or merged into it.
+__device__ __forceinline__ void store_pair(const AttentionTask& task, std::int64_t at, float x,
+                                           float y, const Weights& weights) {
+  auto* to = reinterpret_cast<float2*>(task.out + at);
+  if (task.merge) {
+    const float2 before = *to;
+    x = weights.before * before.x + weights.now * x;
+    y = weights.before * before.y + weights.now * y;
+  }
+  *to = make_float2(x, y);
+}
+
+template <class T>
+__device__ __forceinline__ void store_rows(const AttentionTask& task, const RowTile& rows,
+                                           const Running<T>& running) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const WarpPlace<T> warp;
+  const int warp_row = warp.part * 16 * T::frags;
+  // The lanes of a row, in all warps that split its columns, have read the old lse before one
+  // writes the new.
+  const auto sync = [] { T::column_warps > 1 ? __syncthreads() : __syncwarp(); };
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + f * 16 + half * 8 + lane / 4;
+      const bool valid = row < rows.rows;
+      const std::int64_t head = rows.head_index(valid ? row : 0, task);
+      const float sum = running.sum[f][half];
+      const float lse = row_lse(task, running.max[f][half], sum);
+      const float inverse = sum > 0.0F ? 1.0F / sum : 0.0F;
+      const Weights weights = merge_weights(task.merge ? task.lse[head] : -INFINITY, lse);
+      sync();
+      if (!valid) continue;
+      const std::int64_t at = head * T::head_dim + warp.columns * T::warp_columns + lane % 4 * 2;
+#pragma unroll
+      for (int d = 0; d < T::warp_columns / 8; ++d) {
+        store_pair(task, at + d * 8, running.out[f][d][half * 2] * inverse,
+                   running.out[f][d][half * 2 + 1] * inverse, weights);
+      }
+      if (lane % 4 == 0 && warp.columns == 0) task.lse[head] = weights.lse;
+    }
+  }
 }
 
 /// Writes the partial of this warp's keys: its columns, and with the first columns the softmax.

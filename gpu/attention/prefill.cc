@@ -7,13 +7,16 @@
 #include <vector>
 
 #include "gpu/attention/attention.h"
+#include "gpu/attention/block_choice.h"
 #include "gpu/attention/cudnn_attention.h"
+#include "gpu/attention/layer_rows.h"
 #include "gpu/attention/row_blocks.h"
 #include "gpu/attention/row_stream.h"
 #include "gpu/device.h"
 #include "gpu/network/elementwise.h"
 #include "gpu/runtime/faults.h"
 #include "gpu/runtime/page_lock.h"
+#include "src/attention/block_choice.h"
 #include "src/attention/chunk_passes.h"
 #include "src/core/io/faults.h"
 #include "src/core/math/row_format.h"
@@ -30,11 +33,21 @@ constexpr std::int64_t cudnn_chunk = 1024;  // tokens from which on its launches
 constexpr std::int64_t cudnn_dims = 256;    // of a head, at most
 constexpr std::int64_t in_flight = 2;       // chunks whose rows are on their way at a time
 
+/// What tokens see that do not choose, or not yet: everything, if they may choose.
+CausalWindow seen_without_choice(const LayerVisibility& layer) {
+  return layer.chooses() ? CausalWindow() : layer.window;
+}
+
+/// The window and the sinks of tokens that choose.
+DeviceVisibility always_seen(const LayerVisibility& layer) {
+  return {true, layer.window.window, layer.window.sinks};
+}
+
 /// Rows of a tile: large enough that a copy takes less time than the chunk's attention over it.
 std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
   std::int64_t longest = 64;
   for (const LayerVisibility& layer : visible) {
-    const CausalWindow& window = layer.window;
+    const CausalWindow window = seen_without_choice(layer);
     longest = std::max(longest,
                        window.window == 0 ? largest_tile : std::max(window.window, window.sinks));
   }
@@ -72,9 +85,11 @@ std::int64_t stored_bytes(const LayerHeads& heads, KvDType rows) {
 /// Pieces of device memory, one behind the other.
 struct Layout {
   std::int64_t queries, lse, packed, blocks, channels, bias, tiles, nonfinite, cudnn_out, cudnn_lse,
-      workspace, total;
+      workspace, layer_rows, choice, shares, total;
 
-  Layout(const AttentionShape& shape, KvDType rows, std::int64_t chunk, std::int64_t tile) {
+  Layout(const AttentionShape& shape, const PrefillVisibility& visible, KvDType rows,
+         std::int64_t chunk, std::int64_t tokens) {
+    const std::int64_t tile = tile_rows(visible, chunk);
     Pieces pieces;
     const std::int64_t row = shape.widest_head() * bytes_of(DType::bf16);
     std::int64_t elements = 0;  // of a token's rows, in the layer that has most
@@ -99,6 +114,17 @@ struct Layout {
     cudnn_out = pieces.place(cudnn ? chunk * shape.q_heads * row : 0);
     cudnn_lse = pieces.place(cudnn ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
     workspace = pieces.place(cudnn ? cudnn_workspace : 0);
+    std::int64_t chosen = 0;  // in the layer that takes most
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      const LayerVisibility& seen = visible[static_cast<std::size_t>(layer)];
+      if (!seen.chooses()) continue;
+      chosen = std::max(chosen, choice_bytes(heads_of(shape, layer), shape.q_heads,
+                                             always_seen(seen), seen.blocks, chunk, tokens));
+    }
+    layer_rows = pieces.place(chosen > 0 ? LayerRows::bytes(shape, rows, tokens) : 0);
+    choice = pieces.place(chosen);
+    shares =
+        pieces.place(chosen > 0 ? shape.layers * static_cast<std::int64_t>(sizeof(ShareSums)) : 0);
     total = pieces.used();
   }
 };
@@ -115,16 +141,17 @@ class CudaPrefill final : public DevicePrefill {
         chunk_(chunk),
         store_(store),
         tile_(tile_rows(visible, chunk)),
-        layout_(shape, store.dtype(), chunk, tile_),
+        layout_(shape, visible, store.dtype(), chunk, store.capacity()),
         memory_(device.allocate(layout_.total, "prefill")),
         cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
         tiles_(shape, store.dtype(), tile_, memory_.data() + layout_.tiles),
+        layer_rows_(shape, store.dtype(), store.capacity(), memory_.data() + layout_.layer_rows),
+        shares_(static_cast<std::size_t>(shape.layers)),
         nonfinite_(in_flight * nonfinite_flags(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
     check_supported(shape);
-    if (std::ranges::any_of(visible, &LayerVisibility::chooses))
-      throw Unsupported("a sparse prefill on a CUDA device; the host (--device cpu) takes it");
+    check_choices();
     if (!device.takes_rows(store.dtype())) {
       throw Unsupported(
           fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
@@ -140,6 +167,10 @@ class CudaPrefill final : public DevicePrefill {
       if (shape.is_attention(layer)) last_layer_ = layer;
     }
     make_plans();
+    if (layout_.choice < layout_.shares) {
+      TOPKV_CUDA(cudaMemsetAsync(
+          sums(0), 0, static_cast<std::size_t>(shape.layers) * sizeof(ShareSums), compute_));
+    }
     store.lock_pages([](std::byte* rows, std::int64_t bytes) { return page_lock(rows, bytes); });
   }
 
@@ -168,10 +199,34 @@ class CudaPrefill final : public DevicePrefill {
 
   bool lost() const override { return lost_; }
 
+  PrefillShare share(std::int64_t layer) override {
+    PrefillShare share = shares_[static_cast<std::size_t>(layer)];
+    if (!visible_[static_cast<std::size_t>(layer)].chooses()) return share;
+    ShareSums of_choices{};
+    TOPKV_CUDA(cudaMemcpyAsync(&of_choices, sums(layer), sizeof(of_choices), cudaMemcpyDeviceToHost,
+                               compute_));
+    TOPKV_CUDA(cudaStreamSynchronize(compute_));
+    share.mass += of_choices.mass;
+    share.keys += static_cast<double>(of_choices.keys);
+    return share;
+  }
+
  private:
+  void check_choices() const {
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
+      if (!seen.chooses()) continue;
+      check_choice(heads(layer), shape_.q_heads, seen.blocks);
+      if (shape_.chunk_len == 0) continue;
+      throw Unsupported(
+          "a sparse prefill with dual chunk attention on a CUDA device; take a dense or window "
+          "prefill, or the host (--device cpu)");
+    }
+  }
+
   /// True when all that was begun has ended well.
   bool wait_for_streams() {
-    const bool copied = tiles_.wait();
+    const bool copied = tiles_.wait() & layer_rows_.wait();
     const bool computed = cudaStreamSynchronize(compute_) == cudaSuccess;
     return cudaStreamSynchronize(out_) == cudaSuccess && computed && copied;
   }
@@ -187,7 +242,13 @@ class CudaPrefill final : public DevicePrefill {
     }
     // Of the chunk before: earlier rows are in the store. A layer without rows of its own waits for
     // rows of this chunk.
-    tiles_.after(rows_out_[static_cast<std::size_t>(shape_.row_layer_of(step.layer))]);
+    const Event& rows_out = rows_out_[static_cast<std::size_t>(shape_.row_layer_of(step.layer))];
+    const bool chooses = has_choice(step.layer, first + step.tokens - 1);
+    if (chooses) {
+      layer_rows_.after(rows_out);
+    } else {
+      tiles_.after(rows_out);
+    }
     reach_fault("prefill.rows");
     const DeviceRows own = shape_.has_rows(step.layer) ? pack(step) : rows_behind(step);
     round_queries(step);
@@ -196,6 +257,60 @@ class CudaPrefill final : public DevicePrefill {
         step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse),
         step.tokens * shape_.q_heads, heads(step.layer).head_dim};
     reach_fault("prefill.attend");
+    if (visible_[l].chooses()) count_share(step, first, chooses);
+    if (chooses) {
+      attend_chosen(step.layer, queries_of(step.layer, {}, first, 0, step.tokens), own, partial);
+    } else {
+      attend_seen(step, own, first, partial);
+    }
+    if (user != nullptr) {
+      handed_over_.record(compute_);
+      handed_over_.block(user);
+    }
+    reach_fault("prefill.end");
+    if (step.layer == last_layer_) end_chunk();
+  }
+
+  /// Whether a token has more keys before its window than it may choose.
+  bool has_choice(std::int64_t layer, std::int64_t position) const {
+    const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
+    const ForcedBlocks forced(position, seen.window.window, seen.window.sinks);
+    return seen.chooses() && forced.candidates() * key_block > seen.blocks.most;
+  }
+
+  /// What is known here of what the tokens of a step attend.
+  void count_share(const AttentionStep& step, std::int64_t first, bool chooses) {
+    const std::int64_t kv_heads = heads(step.layer).kv_heads;
+    const auto tokens = static_cast<double>(step.tokens);
+    const double keys =
+        static_cast<double>(kv_heads) * tokens * (static_cast<double>(first) + (tokens + 1) / 2);
+    shares_[static_cast<std::size_t>(step.layer)] +=
+        {step.tokens * kv_heads, chooses ? 0 : static_cast<double>(kv_heads) * tokens,
+         chooses ? 0 : keys, keys};
+  }
+
+  ShareSums* sums(std::int64_t layer) const {
+    return reinterpret_cast<ShareSums*>(memory_.data() + layout_.shares) + layer;
+  }
+
+  /// Of tokens that choose, over all rows before them and their own.
+  void attend_chosen(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
+                     const DeviceRows& own, const PartialView& partial) {
+    const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
+    const bool stored = own.keys == nullptr;  // the store has them
+    DeviceRows rows =
+        layer_rows_.load(heads(layer), views(layer), queries.first + (stored ? own.count : 0),
+                         stored_keys(layer), compute_);
+    if (!stored) layer_rows_.add(heads(layer), own, rows, compute_);
+    choose_and_attend(heads(layer), queries, rows, always_seen(seen), seen.blocks,
+                      {memory_.data() + layout_.choice, chunk_, store_.capacity()}, partial,
+                      sums(layer), compute_);
+    layer_rows_.release(compute_);
+  }
+
+  /// Of tokens that do not choose.
+  void attend_seen(const AttentionStep& step, const DeviceRows& own, std::int64_t first,
+                   const PartialView& partial) {
     each_chunk(
         shape_, step, first,
         [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
@@ -205,12 +320,6 @@ class CudaPrefill final : public DevicePrefill {
                         own, first, to, &pass == passes.begin() ? Into::overwrite : Into::merge);
           }
         });
-    if (user != nullptr) {
-      handed_over_.record(compute_);
-      handed_over_.block(user);
-    }
-    reach_fault("prefill.end");
-    if (step.layer == last_layer_) end_chunk();
   }
 
   /// Of one query of some tokens over the positions that it meets: of the step's own rows and of
@@ -218,7 +327,7 @@ class CudaPrefill final : public DevicePrefill {
   void attend_pass(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
                    const PositionRange& sees, const DeviceRows& own, std::int64_t first,
                    const PartialView& partial, Into into) {
-    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)].window;
+    const CausalWindow visible = seen_without_choice(visible_[static_cast<std::size_t>(layer)]);
     const PositionRange of_own = sees.within({own.first, own.first + own.count});
     const bool streamed = own.keys == nullptr;  // the store has them
     if ((of_own.size() > 0 && !streamed) || into == Into::overwrite) {
@@ -240,7 +349,7 @@ class CudaPrefill final : public DevicePrefill {
   void stream(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
               const PositionRange& range, bool causal, const PartialView& partial) {
     if (range.size() == 0) return;
-    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)].window;
+    const CausalWindow visible = seen_without_choice(visible_[static_cast<std::size_t>(layer)]);
     tiles_.stream(heads(layer), views(layer), range, stored_keys(layer), compute_,
                   [&](const DeviceRows& tile) {
                     attend_rows(layer, queries, tile, {causal, visible.window, visible.sinks},
@@ -311,7 +420,9 @@ class CudaPrefill final : public DevicePrefill {
 
   /// cuDNN's plans take a while to make: now, rather than in the middle of a prefill.
   void make_plans() {
-    const auto dense = [](const LayerVisibility& layer) { return layer.window.window == 0; };
+    const auto dense = [](const LayerVisibility& layer) {
+      return seen_without_choice(layer).window == 0;
+    };
     if (cudnn_ == nullptr || std::none_of(visible_.begin(), visible_.end(), dense)) return;
     if (store_.capacity() < chunk_) return;
     cudnn_->supports(cudnn_shape(chunk_, 2 * chunk_ * shape_.head_dim, true));
@@ -531,11 +642,13 @@ class CudaPrefill final : public DevicePrefill {
   CudnnAttention* cudnn_;  // null: our kernel does it all
   Stream out_;             // rows to the host
   RowStream tiles_;
-  PinnedBuffer nonfinite_;           // host copies of the words
-  std::vector<std::int64_t> given_;  // rows taken, per layer
-  std::vector<Event> rows_out_;      // per layer: its last rows have left
-  Event slot_full_[in_flight];       // packed rows are there
-  Event slot_free_[in_flight];       // and have left
+  LayerRows layer_rows_;              // of a layer whose tokens choose
+  std::vector<PrefillShare> shares_;  // per layer, beside what the device's sums have
+  PinnedBuffer nonfinite_;            // host copies of the words
+  std::vector<std::int64_t> given_;   // rows taken, per layer
+  std::vector<Event> rows_out_;       // per layer: its last rows have left
+  Event slot_full_[in_flight];        // packed rows are there
+  Event slot_free_[in_flight];        // and have left
   Flight flights_[in_flight];
   Event handed_over_;  // tensors by the caller's stream, results to it
   bool lost_ = false;
@@ -554,8 +667,8 @@ std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
 }
 
 std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
-                                     KvDType rows, std::int64_t chunk) {
-  return Layout(shape, rows, chunk, tile_rows(visible, chunk)).total;
+                                     KvDType rows, std::int64_t chunk, std::int64_t tokens) {
+  return Layout(shape, visible, rows, chunk, tokens).total;
 }
 
 }  // namespace topkv::gpu

@@ -18,6 +18,6 @@ std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
                                                       std::int64_t chunk, RowStore& store);
 /// Implements ComputeDevice::prefill_attention_bytes.
 std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
-                                     KvDType rows, std::int64_t chunk);
+                                     KvDType rows, std::int64_t chunk, std::int64_t tokens);
 
 }  // namespace topkv::gpu

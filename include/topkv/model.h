@@ -444,11 +444,14 @@ class Model {
   /// would take. Reads the configuration and the headers of the weights. A model without weights
   /// yet is planned by its config.json.
   ///
+  /// tokens: the length of the text; 0 if it is not known. A sparse prefill needs memory for each
+  /// token of one layer, which then does not count.
+  ///
   /// Throws FileError and Unsupported as load does. A plan that does not fit is returned, not
   /// thrown.
   static DevicePlan plan(const std::filesystem::path& model, const Device& device,
                          const PrefillOptions& prefill, const RetrievalOptions& retrieval,
-                         WeightFormat weights = WeightFormat::stored);
+                         WeightFormat weights = WeightFormat::stored, std::int64_t tokens = 0);
   /// Returns whether the model has weights, complete or not: whether it is a GGUF file, or a
   /// directory with files of tensors.
   static bool has_weights(const std::filesystem::path& model);

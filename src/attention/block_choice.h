@@ -19,29 +19,12 @@
 #include <span>
 #include <vector>
 
+#include "src/attention/block_budget.h"
 #include "src/attention/query_view.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
 namespace topkv {
-
-/// Positions of a block of queries. Blocks begin at multiples of it.
-inline constexpr std::int64_t query_block = 128;
-/// Positions of a block of keys. Blocks begin at multiples of it.
-inline constexpr std::int64_t key_block = 64;
-/// Tokens of a block of queries that choose for it.
-inline constexpr std::int64_t sampled_tokens = 8;
-/// Blocks of keys that the first look leaves, for each that may be chosen.
-inline constexpr std::int64_t candidate_factor = 4;
-
-/// How many keys a block of queries chooses, beside its window and sinks.
-struct BlockBudget {
-  std::int64_t most = 0;   ///< keys, a multiple of key_block; 0: nothing is chosen
-  std::int64_t least = 0;  ///< keys, a multiple of key_block, at most `most`
-  /// The share of attention to meet, window and sinks included. Once it is met, with `least` keys
-  /// or more, no more keys are chosen. 1: `most` keys are chosen.
-  double mass = 1;
-};
 
 /// The blocks of keys that a block of queries attends always.
 struct ForcedBlocks {

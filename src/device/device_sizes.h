@@ -40,10 +40,10 @@ class DeviceSizes {
   virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
   /// Throws Unsupported for heads of a head dim that the device does not know, in any layer.
   virtual void check_heads(const AttentionShape& /*shape*/) const {}
-  /// Returns the memory of ComputeDevice::prefill_attention.
+  /// Returns the memory of ComputeDevice::prefill_attention for a text of up to `tokens` tokens.
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                                const PrefillVisibility& visible, KvDType rows,
-                                               std::int64_t chunk) const = 0;
+                                               std::int64_t chunk, std::int64_t tokens) const = 0;
 
   /// Returns whether the device scans codes of a model of this shape.
   virtual bool scans_codes(const AttentionShape& /*shape*/) const { return false; }

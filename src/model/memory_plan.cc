@@ -170,7 +170,7 @@ class Planner {
       DeviceMemory memory;
       memory.ceiling = request_.gpu_memory;
       memory.used = device_->base_bytes();
-      const DevicePlan on = plan_device(config_, size, *device_, memory, prefill, {});
+      const DevicePlan on = plan_device(config_, size, *device_, memory, prefill, {}, tokens);
       chunk = on.chunk;
       const std::int64_t prefilling = on.items[3].bytes;
       SessionShape scans = session_shape(shape, {}, tokens);

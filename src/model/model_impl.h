@@ -22,18 +22,20 @@ namespace topkv {
 /// block of queries searched.
 inline constexpr std::int64_t session_chunk = most_step_tokens;
 
-/// Prefill chunks that are tried, largest first, until one fits the device's memory.
+/// Prefill chunks that are tried, largest first, until one fits the device's memory. tokens: of the
+/// text; 0: not known.
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,
                                   const PrefillOptions& options, std::int64_t tokens,
                                   std::int64_t room);
-/// Device memory of a prefill beside the weights.
+/// Device memory of a prefill beside the weights. tokens: as above.
 std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
-                           const PrefillOptions& options, std::int64_t chunk);
+                           const PrefillOptions& options, std::int64_t chunk, std::int64_t tokens);
 
 /// Model::plan, for a device of which `memory` is there and used.
 DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
                        const DeviceSizes& device, const DeviceMemory& memory,
-                       const PrefillOptions& prefill, const RetrievalOptions& retrieval);
+                       const PrefillOptions& prefill, const RetrievalOptions& retrieval,
+                       std::int64_t tokens);
 
 struct Model::Impl {
   Impl(const std::filesystem::path& directory, const Device& device, WarningFn on_warning,

@@ -23,10 +23,11 @@ std::int64_t device_states_bytes(const AttentionShape& shape, const DeviceSizes&
 }  // namespace
 
 std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
-                           const PrefillOptions& options, std::int64_t chunk) {
+                           const PrefillOptions& options, std::int64_t chunk,
+                           std::int64_t tokens) {
   const std::int64_t attention = device.prefill_attention_bytes(
       config.attention, prefill_visibility(config.attention, options.attention), options.kv_dtype,
-      chunk);
+      chunk, tokens);
   return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
          device.allocation_bytes(attention) + device_states_bytes(config.attention, device);
 }
@@ -34,25 +35,31 @@ std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,
                                   const PrefillOptions& options, std::int64_t tokens,
                                   std::int64_t room) {
-  if (options.chunk > 0) return std::min(options.chunk, tokens);
+  const auto at_most_all = [tokens](std::int64_t chunk) {
+    return tokens > 0 ? std::min(chunk, tokens) : chunk;
+  };
+  if (options.chunk > 0) return at_most_all(options.chunk);
   std::int64_t chunk = device.prefill_chunk();
+  // Each chunk of a sparse prefill takes all rows of a layer to the device.
+  if (device.is_cuda() && options.attention.mode == Prefill::sparse) chunk *= 4;
   constexpr std::int64_t smallest = 256;
   while (device.is_cuda() && chunk > smallest &&
-         prefill_bytes(config, device, options, chunk) > room) {
+         prefill_bytes(config, device, options, chunk, tokens) > room) {
     chunk /= 2;
   }
-  return std::min(chunk, tokens);
+  return at_most_all(chunk);
 }
 
 DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
                        const DeviceSizes& device, const DeviceMemory& memory,
-                       const PrefillOptions& prefill, const RetrievalOptions& retrieval) {
+                       const PrefillOptions& prefill, const RetrievalOptions& retrieval,
+                       std::int64_t tokens) {
   device.check_heads(config.attention);
   DevicePlan plan;
   plan.weights_bytes = size.held;
   constexpr std::int64_t any_tokens = std::int64_t{1} << 60;
   if (!device.is_cuda()) {
-    plan.chunk = choose_prefill_chunk(config, device, prefill, any_tokens, 0);
+    plan.chunk = choose_prefill_chunk(config, device, prefill, 0, 0);
     return plan;
   }
   const std::int64_t weights = device.allocation_bytes(size.device) +
@@ -60,8 +67,8 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   const std::int64_t step = device.allocation_bytes(Forward::bytes(config, device, session_chunk));
   const std::int64_t always = memory.used + weights + step;
   plan.ceiling = memory.ceiling;
-  plan.chunk = choose_prefill_chunk(config, device, prefill, any_tokens, memory.ceiling - always);
-  const std::int64_t prefilling = prefill_bytes(config, device, prefill, plan.chunk);
+  plan.chunk = choose_prefill_chunk(config, device, prefill, tokens, memory.ceiling - always);
+  const std::int64_t prefilling = prefill_bytes(config, device, prefill, plan.chunk, tokens);
   SessionShape shape = session_shape(config.attention, retrieval, any_tokens);
   shape.rows = prefill.kv_dtype;
   const std::int64_t session = device.allocation_bytes(device.decode_backend_bytes(shape)) +
@@ -80,13 +87,13 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
 
 DevicePlan Model::plan(const std::filesystem::path& model, const Device& device,
                        const PrefillOptions& prefill, const RetrievalOptions& retrieval,
-                       WeightFormat format) {
+                       WeightFormat format, std::int64_t tokens) {
   ModelConfig config = ModelConfig::load(model);
   const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open_or_describe(model);
   const std::string untied = Weights::settle_tie(*checkpoint, config);
   const ComputeDevice& compute = *device.compute();
   DevicePlan plan = plan_device(config, Weights::size(*checkpoint, config, compute, format),
-                                compute, device.memory(), prefill, retrieval);
+                                compute, device.memory(), prefill, retrieval, tokens);
   plan.quantised = checkpoint->quantised();
   for (const std::string& line : {untied, unread_warning(*checkpoint)}) {
     if (!line.empty()) plan.warnings.push_back(line);

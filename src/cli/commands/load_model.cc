@@ -45,7 +45,7 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
     const std::int64_t layers = ModelConfig::load(flags.directory).attention.layers;
     check_plan(flags.directory,
                Model::plan(flags.directory, device, prefill_options(prefill, retrieval),
-                           retrieval_options(retrieval, layers, "exact", 1), weights),
+                           retrieval_options(retrieval, layers, "exact", 1), weights, length),
                device);
   }
   LoadOptions options{.weights = weights, .length = length};

@@ -300,7 +300,8 @@ class HostDevice final : public ComputeDevice {
   }
   std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,
                                        const PrefillVisibility& /*visible*/, KvDType /*rows*/,
-                                       std::int64_t /*chunk*/) const override {
+                                       std::int64_t /*chunk*/,
+                                       std::int64_t /*tokens*/) const override {
     return 0;
   }
   DecodeBackend decode_backend(const SessionShape& shape) override {

@@ -76,7 +76,7 @@ class PrefillRun {
   double worst(std::int64_t stride = 1) const {
     double worst = 0;
     for (std::int64_t l = 0; l < stream_.shape.layers; ++l) {
-      const CausalWindow& window = visible_[static_cast<std::size_t>(l)];
+      const CausalWindow& window = visible_[static_cast<std::size_t>(l)].window;
       for (std::int64_t p = 0; p < stream_.total; ++p) {
         const std::int64_t in_chunk = p % chunk_;
         if (p % stride != 0 && in_chunk > 0 && in_chunk < chunk_ - 1) continue;
@@ -185,7 +185,7 @@ std::vector<Case> cases() {
       {"window_of_one_without_sinks", stack(1, 2, 1, 64), same(1, {1, 0}), 100, 30},
       {"window_over_everything", stack(1, 2, 1, 64), same(1, {1000, 4}), 100, 30},
       {"sinks_beyond_a_chunk", stack(1, 2, 1, 64), same(1, {10, 70}), 160, 32},
-      {"sliding_layers_among_full_ones", stack(3, 6, 2, 64), {{24, 0}, all, {33, 0}}, 250, 60},
+      {"sliding_layers_among_full_ones", stack(3, 6, 2, 64), {CausalWindow{24, 0}, all, CausalWindow{33, 0}}, 250, 60},
       {"several_tiles", stack(2, 3, 1, 64), same(2, all), 3000, 300, 97},
       {"several_tiles_of_a_window", stack(2, 2, 2, 64), same(2, {1500, 4}), 2500, 200, 97},
       {"chunks_that_cudnn_may_take", stack(1, 6, 2, 128), same(1, all), 2600, 1024, 97},
@@ -311,7 +311,7 @@ TEST(CudaPrefill, TakesTheMemoryThatItSaysAndGivesItBack) {
   {
     const PrefillRun run(place, stream, same(2, {}), 512);
     const std::int64_t said =
-        place.compute().prefill_attention_bytes(stream.shape, same(2, {}), {}, 512);
+        place.compute().prefill_attention_bytes(stream.shape, same(2, {}), {}, 512, 0);
     const std::int64_t taken = place.device().memory().used - before;
     EXPECT_GE(taken, said);
     EXPECT_LE(taken, said + (2 << 20)) << "a page of the driver's at most is lost";

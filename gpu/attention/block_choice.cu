@@ -1,0 +1,822 @@
+#include <algorithm>
+#include <string>
+
+#include "gpu/attention/attention_parts.cuh"
+#include "gpu/attention/block_choice.cuh"
+#include "gpu/attention/block_choice.h"
+#include "gpu/runtime/kernel_parts.cuh"
+#include "src/device/pieces.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr int choosing_threads = 256;        // of a block that chooses
+constexpr int entry_splits = 8;              // blocks that share the entries of a piece
+constexpr std::int64_t pieces_at_once = 64;  // whose scores there is memory for
+constexpr std::int64_t most_budget = 65536;  // keys: 32 KiB of shared memory for entries
+constexpr int bins = 256;
+
+/// Scores of 16 * frags samples a warp with 64 keys.
+template <int head_dim, int frags>
+using Look = AttentionTiling<head_dim, frags, 4, 1, block_keys, 2, 1, Values::are_keys>;
+
+/// The lane's place in a warp's scores: rows lane / 4 and + 8 of each fragment, columns
+/// 2 (lane % 4) and + 1 of each eight.
+struct Lane {
+  int row = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  int column = static_cast<int>(threadIdx.x) % 4 * 2;
+};
+
+/// Mean keys of whole blocks. Grid: (blocks, kv_heads). Threads: pairs of elements.
+__global__ void means_kernel(const __grid_constant__ ChoiceTask task, int head_dim) {
+  const std::int64_t at = blockIdx.x;
+  const auto* keys = reinterpret_cast<const __nv_bfloat162*>(
+      task.keys + blockIdx.y * task.head_stride + at * block_keys * head_dim);
+  auto* mean = reinterpret_cast<__nv_bfloat162*>(task.means +
+                                                 (blockIdx.y * task.most_blocks + at) * head_dim);
+  for (int i = static_cast<int>(threadIdx.x); i < head_dim / 2; i += static_cast<int>(blockDim.x)) {
+    float2 sum = make_float2(0.0F, 0.0F);
+    for (int key = 0; key < block_keys; ++key) {
+      const float2 x = __bfloat1622float2(keys[key * (head_dim / 2) + i]);
+      sum.x += x.x;
+      sum.y += x.y;
+    }
+    mean[i] = __floats2bfloat162_rn(sum.x / block_keys, sum.y / block_keys);
+  }
+}
+
+/// Copies the samples' queries to shared memory; zeros beyond them.
+template <class T>
+__device__ __forceinline__ void copy_samples(const ChoiceTask& task, const Piece& piece,
+                                             int kv_head, std::uint32_t to) {
+  constexpr int chunks = T::Shared::chunks;
+  const int count = piece.sampled() * task.group;
+  for (int index = static_cast<int>(threadIdx.x); index < T::tile_rows * chunks;
+       index += T::threads) {
+    const int row = index / chunks;
+    const int chunk = index % chunks;
+    const bool valid = row < count;
+    const int token = piece.sample(valid ? row / task.group : 0);
+    const int head = kv_head * task.group + (valid ? row % task.group : 0);
+    const std::int64_t from =
+        (static_cast<std::int64_t>(token) * task.q_heads + head) * T::head_dim + chunk * 8;
+    copy_async(to + T::Shared::offset(row, chunk), task.queries + from, valid);
+  }
+}
+
+/// Loops over tiles of 64 keys: use(number, scores) with this warp's scores, unscaled and not
+/// capped. keys: [kv_heads] blocks of head_stride elements. tiles[i]: the number of tile i.
+template <class T, class Tiles, class Use>
+__device__ __forceinline__ void score_tiles(const ChoiceTask& task, const __nv_bfloat16* keys,
+                                            std::int64_t head_stride, int kv_head, int key_count,
+                                            int count, const Tiles& tiles, std::uint32_t shared,
+                                            const Use& use) {
+  using S = typename T::Shared;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  AttentionTask rows;  // what copy_tile reads of it
+  rows.keys = keys;
+  rows.keys_behind = nullptr;
+  rows.head_stride = head_stride;
+  rows.stride_behind = 0;
+  rows.split = 1 << 30;
+  const std::uint32_t stages = shared + T::query_bytes;
+  const std::uint32_t query_address = shared + S::offset(warp_row + lane % 16, lane / 16);
+  const std::uint32_t key_address = stages + S::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  __syncthreads();  // nobody reads a stage any more
+  if (count > 0) copy_tile<T>(rows, kv_head, tiles(0), key_count, stages);
+  std::uint32_t stage = 0;
+  for (int i = 0; i < count; ++i) {
+    wait_copies();
+    __syncthreads();
+    if (i + 1 < count)
+      copy_tile<T>(rows, kv_head, tiles(i + 1), key_count, stages + (stage ^ T::stage_bytes));
+    float scores[T::frags][8][4];
+    multiply_keys<T>(compute_here(query_address), key_address + stage, scores);
+    use(i, scores);
+    stage ^= T::stage_bytes;
+  }
+}
+
+/// The maximum, or the sum, of a row: of the four lanes that share it.
+__device__ __forceinline__ float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
+}
+__device__ __forceinline__ float row_sum(float x) {
+  x += __shfl_xor_sync(all_lanes, x, 1);
+  return x + __shfl_xor_sync(all_lanes, x, 2);
+}
+
+template <class T>
+__device__ __forceinline__ void cap(const ChoiceTask& task, float (&scores)[T::frags][8][4]) {
+  if (task.cap <= 0.0F) return;
+  AttentionTask of;
+  of.cap = task.cap;
+  of.cap_rate = task.cap_rate;
+  cap_scores<T>(of, scores);
+}
+
+/// The first look. Grid: (pieces, kv_heads).
+template <class T>
+__global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
+    first_look_kernel(const __grid_constant__ ChoiceTask task, int first_piece) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ float column_sums[4][block_keys];
+  const Piece piece(task, first_piece + static_cast<int>(blockIdx.x));
+  if (!piece.chooses(task)) return;
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const std::int64_t at = blockIdx.x * task.kv_heads + kv_head;
+  const std::uint32_t to = shared_address(shared);
+  const int samples = piece.sampled() * task.group;
+  const Lane lane;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
+  copy_samples<T>(task, piece, kv_head, to);
+  const int first = piece.sinks / block_keys;
+  const int count = (piece.local - 1) / block_keys + 1 - first;
+  const auto tiles = [first](int i) { return first + i; };
+  const auto hide = [&](int i, float(&scores)[T::frags][8][4]) {
+    cap<T>(task, scores);
+    const int begin = (first + i) * block_keys;
+    if (begin >= piece.sinks && begin + block_keys <= piece.local) return;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int block = begin + n * 8 + lane.column + e;
+        if (block >= piece.sinks && block < piece.local) continue;
+#pragma unroll
+        for (int f = 0; f < T::frags; ++f) {
+          scores[f][n][e] = -INFINITY;
+          scores[f][n][2 + e] = -INFINITY;
+        }
+      }
+    }
+  };
+  const auto stride = task.most_blocks * T::head_dim;
+
+  float high[T::frags][2];
+  float sum[T::frags][2];
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      high[f][half] = -INFINITY;
+      sum[f][half] = 0.0F;
+    }
+  }
+  score_tiles<T>(
+      task, task.means, stride, kv_head, piece.local, count, tiles, to,
+      [&](int i, float(&scores)[T::frags][8][4]) {
+        hide(i, scores);
+#pragma unroll
+        for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float now = high[f][half];
+#pragma unroll
+            for (int n = 0; n < 8; ++n)
+              now = fmaxf(now, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
+            now = row_max(now);
+            const float offset = now == -INFINITY ? 0.0F : now * task.scale_log2;
+            sum[f][half] *= exp2_fast(high[f][half] * task.scale_log2 - offset);
+            high[f][half] = now;
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+              sum[f][half] += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
+                              exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
+            }
+          }
+        }
+      });
+  float lse_log2[T::frags][2];
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      lse_log2[f][half] = high[f][half] * task.scale_log2 + log2f(row_sum(sum[f][half]));
+      const int row = warp_row + f * 16 + half * 8 + lane_row;
+      if (lane.column == 0 && row < samples)
+        task.mean_lse[at * task.samples + row] = lse_log2[f][half] * 0.693147181F;
+    }
+  }
+  score_tiles<T>(task, task.means, stride, kv_head, piece.local, count, tiles, to,
+                 [&](int i, float(&scores)[T::frags][8][4]) {
+                   hide(i, scores);
+#pragma unroll
+                   for (int n = 0; n < 8; ++n) {
+#pragma unroll
+                     for (int e = 0; e < 2; ++e) {
+                       float share = 0.0F;
+#pragma unroll
+                       for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+                         for (int half = 0; half < 2; ++half) {
+                           const float x = scores[f][n][half * 2 + e];
+                           const int row = warp_row + f * 16 + half * 8 + lane_row;
+                           if (row < samples)
+                             share += exp2_fast(x * task.scale_log2 - lse_log2[f][half]);
+                         }
+                       }
+#pragma unroll
+                       for (int step = 4; step < 32; step *= 2)
+                         share += __shfl_xor_sync(all_lanes, share, step);
+                       if (lane_row == 0)
+                         column_sums[threadIdx.x / 32][n * 8 + lane.column + e] = share;
+                     }
+                   }
+                   __syncthreads();
+                   const int block = (first + i) * block_keys + static_cast<int>(threadIdx.x);
+                   if (threadIdx.x < block_keys && block >= piece.sinks && block < piece.local) {
+                     task.shares[at * task.most_blocks + block] =
+                         column_sums[0][threadIdx.x] + column_sums[1][threadIdx.x] +
+                         column_sums[2][threadIdx.x] + column_sums[3][threadIdx.x];
+                   }
+                   // The next tile's barrier comes before column_sums are written again.
+                 });
+}
+
+/// The number of flags that are set in threads before this one, and in all. All threads call it.
+__device__ __forceinline__ int count_before(bool flag, int* warp_counts, int& all) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_number = static_cast<int>(threadIdx.x) / 32;
+  const unsigned votes = __ballot_sync(all_lanes, flag);
+  __syncthreads();  // the last call's counts are read
+  if (lane == 0) warp_counts[warp_number] = __popc(votes);
+  __syncthreads();
+  int before = __popc(votes & ((1U << lane) - 1U));
+  all = 0;
+  for (int i = 0; i < choosing_threads / 32; ++i) {
+    if (i < warp_number) before += warp_counts[i];
+    all += warp_counts[i];
+  }
+  return before;
+}
+
+/// Keeps the candidates with the largest shares, and lists what the second look meets. Grid:
+/// (pieces, kv_heads).
+__global__ void __launch_bounds__(choosing_threads)
+    keep_kernel(const __grid_constant__ ChoiceTask task, int first_piece) {
+  __shared__ int histogram[bins];
+  __shared__ int warp_counts[choosing_threads / 32];
+  __shared__ unsigned chosen_prefix;
+  __shared__ int still_wanted;
+  const Piece piece(task, first_piece + static_cast<int>(blockIdx.x));
+  const std::int64_t at = blockIdx.x * task.kv_heads + static_cast<int>(blockIdx.y);
+  if (!piece.chooses(task)) {
+    if (threadIdx.x < 2) task.entry_counts[at * 2 + threadIdx.x] = 0;
+    return;
+  }
+  const int n = piece.candidates();
+  const float* shares = task.shares + at * task.most_blocks + piece.sinks;
+  const int wanted = min(n, static_cast<int>(candidate_factor) * task.most);
+  // Radix selection: the bits of floats that are not negative ascend as they do.
+  if (threadIdx.x == 0) {
+    chosen_prefix = 0;
+    still_wanted = wanted;
+  }
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    for (int i = static_cast<int>(threadIdx.x); i < bins; i += choosing_threads) histogram[i] = 0;
+    __syncthreads();
+    const unsigned prefix = chosen_prefix;
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += choosing_threads) {
+      const unsigned bits = __float_as_uint(shares[i]);
+      if (shift == 24 || bits >> (shift + 8) == prefix >> (shift + 8))
+        atomicAdd(&histogram[bits >> shift & 255U], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int bin = bins - 1;
+      int left = still_wanted;
+      while (bin > 0 && histogram[bin] < left) left -= histogram[bin--];
+      still_wanted = left;
+      chosen_prefix = prefix | static_cast<unsigned>(bin) << shift;
+    }
+    __syncthreads();
+  }
+  const unsigned least = chosen_prefix;
+  int equal_left = still_wanted;
+  int* entries = task.entries + at * task.most_entries;
+  const int local = piece.last + 1 - piece.local;
+  const int forced = piece.sinks + local;
+  for (int i = static_cast<int>(threadIdx.x); i < forced; i += choosing_threads)
+    entries[i] = i < piece.sinks ? i : piece.local + i - piece.sinks;
+  int kept = forced;
+  for (int begin = 0; begin < n; begin += choosing_threads) {
+    const int i = begin + static_cast<int>(threadIdx.x);
+    const unsigned bits = i < n ? __float_as_uint(shares[i]) : 0U;
+    const bool equal = i < n && bits == least;
+    int equals = 0;
+    const bool taken_equal = count_before(equal, warp_counts, equals) < equal_left && equal;
+    const bool taken = taken_equal || (i < n && bits > least);
+    int more = 0;
+    const int place = kept + count_before(taken, warp_counts, more);
+    if (taken) entries[place] = piece.sinks + i;
+    kept += more;
+    equal_left -= min(equal_left, equals);
+  }
+  if (threadIdx.x == 0) {
+    task.entry_counts[at * 2] = forced;
+    task.entry_counts[at * 2 + 1] = kept;
+  }
+}
+
+/// The second look. Grid: (pieces, kv_heads, splits of the entries).
+template <class T>
+__global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
+    second_look_kernel(const __grid_constant__ ChoiceTask task, int first_piece) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Piece piece(task, first_piece + static_cast<int>(blockIdx.x));
+  if (!piece.chooses(task)) return;
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const std::int64_t at = blockIdx.x * task.kv_heads + kv_head;
+  const int forced = task.entry_counts[at * 2];
+  const int entry_count = task.entry_counts[at * 2 + 1];
+  const int each = (entry_count + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
+  const int begin = static_cast<int>(blockIdx.z) * each;
+  const int count = min(each, entry_count - begin);
+  if (count <= 0) return;
+  const int* entries = task.entries + at * task.most_entries + begin;
+  const std::uint32_t to = shared_address(shared);
+  const int samples = piece.sampled() * task.group;
+  const Lane lane;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
+  copy_samples<T>(task, piece, kv_head, to);
+  const int key_count = task.first + piece.end;
+  score_tiles<T>(
+      task, task.keys, task.head_stride, kv_head, key_count, count,
+      [entries](int i) { return entries[i]; }, to,
+      [&](int i, float(&scores)[T::frags][8][4]) {
+        float mean[T::frags][2];
+#pragma unroll
+        for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float sum = 0.0F;
+#pragma unroll
+            for (int n = 0; n < 8; ++n) sum += scores[f][n][half * 2] + scores[f][n][half * 2 + 1];
+            mean[f][half] = row_sum(sum) / block_keys;
+          }
+        }
+        cap<T>(task, scores);
+        const int entry = begin + i;
+        const int key = entries[i] * block_keys;
+#pragma unroll
+        for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = warp_row + f * 16 + half * 8 + lane_row;
+            const bool valid = row < samples;
+            const int position = task.first + piece.sample(valid ? row / task.group : 0);
+            if (entry < forced && key + block_keys > position + 1) {
+#pragma unroll
+              for (int n = 0; n < 8; ++n) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                  if (key + n * 8 + lane.column + e > position)
+                    scores[f][n][half * 2 + e] = -INFINITY;
+                }
+              }
+            }
+            float high = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < 8; ++n)
+              high = fmaxf(high, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
+            high = row_max(high);
+            const float offset = high == -INFINITY ? 0.0F : high * task.scale_log2;
+            float sum = 0.0F;
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+              sum += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
+                     exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
+            }
+            sum = row_sum(sum);
+            if (!valid || lane.column != 0) continue;
+            const std::int64_t place = (at * task.samples + row) * task.most_entries + entry;
+            task.entry_lse[place] = high == -INFINITY ? -INFINITY : high * task.scale + logf(sum);
+            float of_mean = mean[f][half];
+            if (task.cap > 0.0F) {
+              of_mean = task.cap - 2.0F * task.cap *
+                                       reciprocal_fast(exp2_fast(of_mean * task.cap_rate) + 1.0F);
+            }
+            task.entry_mean[place] = of_mean * task.scale;
+          }
+        }
+      });
+}
+
+/// Keys that the tokens of a piece attend in blocks from number `from` on.
+__device__ __forceinline__ unsigned long long keys_from(const Piece& piece, int from) {
+  unsigned long long keys = 0;
+  for (int token = piece.begin; token < piece.end; ++token)
+    keys +=
+        static_cast<unsigned long long>(piece.first + token - piece.begin + 1 - from * block_keys);
+  return keys;
+}
+
+/// Chooses among the entries. Grid: (pieces, kv_heads). Shared memory: `size` masses and numbers,
+/// size a power of two that holds the kept entries.
+__global__ void __launch_bounds__(choosing_threads)
+    choose_kernel(const __grid_constant__ ChoiceTask task, int first_piece, int size,
+                  ShareSums* sums) {
+  extern __shared__ unsigned char shared[];
+  auto* masses = reinterpret_cast<float*>(shared);
+  auto* numbers = reinterpret_cast<int*>(masses + size);
+  __shared__ float totals[128];
+  __shared__ float forced_shares[128];
+  __shared__ int warp_counts[choosing_threads / 32];
+  __shared__ int chosen_count;
+  __shared__ float met_share;
+  const Piece piece(task, first_piece + static_cast<int>(blockIdx.x));
+  const std::int64_t at = blockIdx.x * task.kv_heads + static_cast<int>(blockIdx.y);
+  int* blocks = task.blocks + at * task.most_listed;
+  if (!piece.chooses(task)) {
+    for (int i = static_cast<int>(threadIdx.x); i <= piece.last; i += choosing_threads)
+      blocks[i] = i;
+    if (threadIdx.x == 0) {
+      task.block_counts[at] = piece.last + 1;
+      atomicAdd(&sums->mass, static_cast<double>(piece.end - piece.begin));
+      atomicAdd(&sums->keys, keys_from(piece, 0));
+    }
+    return;
+  }
+  const int forced = task.entry_counts[at * 2];
+  const int count = task.entry_counts[at * 2 + 1];
+  const int kept = count - forced;
+  const int samples = piece.sampled() * task.group;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto entry_lse = [&](int sample) {
+    return task.entry_lse + (at * task.samples + sample) * task.most_entries;
+  };
+  for (int sample = static_cast<int>(threadIdx.x) / 32; sample < samples;
+       sample += choosing_threads / 32) {
+    const float* lse = entry_lse(sample);
+    const float* mean = task.entry_mean + (at * task.samples + sample) * task.most_entries;
+    const float mean_lse = task.mean_lse[at * task.samples + sample];
+    float high = -INFINITY;
+    for (int i = lane; i < count; i += 32) high = fmaxf(high, lse[i]);
+    high = warp_max(high);
+    float of_forced = 0.0F;
+    float all = 0.0F;
+    float seen = 0.0F;
+    for (int i = lane; i < count; i += 32) {
+      const float weight = expf(lse[i] - high);
+      all += weight;
+      if (i < forced) {
+        of_forced += weight;
+      } else {
+        seen += expf(mean[i] - mean_lse);
+      }
+    }
+    of_forced = warp_sum(of_forced);
+    all = warp_sum(all);
+    seen = warp_sum(seen);
+    if (lane != 0) continue;
+    const float unseen = fmaxf(0.0F, 1.0F - seen) * block_keys * expf(mean_lse - high);
+    totals[sample] = high + logf(all + unseen);
+    forced_shares[sample] = of_forced / (all + unseen);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += choosing_threads) {
+    float mass = -1.0F;
+    if (i < kept) {
+      mass = 0.0F;
+      for (int sample = 0; sample < samples; ++sample)
+        mass += expf(entry_lse(sample)[forced + i] - totals[sample]);
+    }
+    masses[i] = mass;
+    numbers[i] = i;
+  }
+  // Bitonic sort: by falling mass, then by rising number.
+  for (int width = 2; width <= size; width *= 2) {
+    for (int step = width / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.x); i < size; i += choosing_threads) {
+        const int other = i ^ step;
+        if (other <= i) continue;
+        const bool before = masses[i] > masses[other] ||
+                            (masses[i] == masses[other] && numbers[i] < numbers[other]);
+        if (before == ((i & width) == 0)) continue;
+        const float mass = masses[i];
+        masses[i] = masses[other];
+        masses[other] = mass;
+        const int number = numbers[i];
+        numbers[i] = numbers[other];
+        numbers[other] = number;
+      }
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double met = 0;
+    for (int sample = 0; sample < samples; ++sample) met += forced_shares[sample];
+    const int most = min(kept, task.most);
+    int i = 0;
+    for (; i < most; ++i) {
+      if (i >= task.least && task.mass < 1.0 && met >= task.mass * samples) break;
+      met += masses[i];
+    }
+    chosen_count = i;
+    met_share = static_cast<float>(fmin(1.0, met / samples));
+  }
+  __syncthreads();
+  // Marked in the order of the entries, which ascend.
+  const int chosen = chosen_count;
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += choosing_threads) masses[i] = 0.0F;
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < chosen; i += choosing_threads)
+    masses[numbers[i]] = 1.0F;
+  for (int i = static_cast<int>(threadIdx.x); i < forced; i += choosing_threads)
+    blocks[i < piece.sinks ? i : chosen + i] = task.entries[at * task.most_entries + i];
+  __syncthreads();
+  int placed = piece.sinks;
+  for (int begin = 0; begin < kept; begin += choosing_threads) {
+    const int i = begin + static_cast<int>(threadIdx.x);
+    const bool taken = i < kept && masses[i] > 0.0F;
+    int more = 0;
+    const int place = placed + count_before(taken, warp_counts, more);
+    if (taken) blocks[place] = task.entries[at * task.most_entries + forced + i];
+    placed += more;
+  }
+  if (threadIdx.x != 0) return;
+  task.block_counts[at] = forced + chosen;
+  const int tokens = piece.end - piece.begin;
+  atomicAdd(&sums->mass, static_cast<double>(met_share) * tokens);
+  atomicAdd(&sums->keys, keys_from(piece, piece.local) +
+                             static_cast<unsigned long long>(piece.sinks + chosen) * block_keys *
+                                 static_cast<unsigned long long>(tokens));
+}
+
+/// The key tiles of blocks of keys.
+template <class T>
+struct BlockTiles {
+  static constexpr int per_block = block_keys / T::tile_keys;
+  const int* blocks;
+  int count;
+
+  __device__ __forceinline__ int operator[](int i) const {
+    return blocks[i / per_block] * per_block + i % per_block;
+  }
+};
+
+/// Attention over the blocks that are listed. Grid: (row tiles of pieces, kv_heads).
+template <class T>
+__global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
+    listed_attention_kernel(const __grid_constant__ AttentionTask task,
+                            const __grid_constant__ ChoiceTask choice, int first_piece) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  static_assert(!T::splits_keys && block_keys % T::tile_keys == 0);
+  const int tiles_of_piece = (block_tokens * task.group + T::tile_rows - 1) / T::tile_rows;
+  const int number = static_cast<int>(blockIdx.x) / tiles_of_piece;
+  const Piece piece(choice, first_piece + number);
+  const int first_row =
+      piece.begin * task.group + static_cast<int>(blockIdx.x) % tiles_of_piece * T::tile_rows;
+  const int end_row = piece.end * task.group;
+  if (first_row >= end_row) return;
+  RowTile rows;
+  rows.token = first_row / task.group;
+  rows.head = first_row % task.group;
+  rows.kv_head = static_cast<int>(blockIdx.y);
+  rows.rows = min(end_row - first_row, T::tile_rows);
+  const std::int64_t at = static_cast<std::int64_t>(number) * choice.kv_heads + rows.kv_head;
+  const Bounds bounds = bounds_of(task, rows);
+  // Blocks behind the last row's own go: those come last in the list.
+  const int* blocks = choice.blocks + at * choice.most_listed;
+  int listed = choice.block_counts[at];
+  while (listed > 0 && blocks[listed - 1] * block_keys >= bounds.end_max) --listed;
+  const BlockTiles<T> tiles{blocks, listed * BlockTiles<T>::per_block};
+  Running<T> running;
+  run_tiles<T>(task, rows, bounds, tiles, shared_address(shared), 0, 1, running);
+  sum_lanes<T>(running);
+  store_rows<T>(task, rows, running);
+}
+
+/// Lets a kernel have its shared memory on the current device.
+template <class Kernel>
+void prepare(Kernel* kernel, int bytes, int& prepared_for) {
+  int device = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  if (device == prepared_for) return;
+  TOPKV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  prepared_for = device;
+}
+
+/// Sizes of the arrays of a call.
+struct ChoiceSizes {
+  std::int64_t pieces, samples, blocks, entries, listed;
+
+  ChoiceSizes(const LayerHeads& heads, std::int64_t q_heads, const DeviceVisibility& always,
+              const BlockBudget& budget, std::int64_t chunk, std::int64_t tokens) {
+    pieces = std::min(pieces_at_once, chunk / query_block + 2);
+    samples = sampled_tokens * (q_heads / heads.kv_heads);
+    blocks = (tokens + key_block - 1) / key_block;
+    const std::int64_t sinks = (always.sinks + key_block - 1) / key_block;
+    const std::int64_t local = (always.window + query_block) / key_block + 2;
+    const std::int64_t most = budget.most / key_block;
+    listed = sinks + local + most;
+    entries = sinks + local + std::min(blocks, candidate_factor * most);
+  }
+};
+
+/// Where the arrays lie.
+struct ChoiceLayout {
+  std::int64_t means, shares, mean_lse, entries, entry_counts, entry_lse, entry_mean, listed,
+      listed_counts, total;
+
+  ChoiceLayout(const ChoiceSizes& sizes, const LayerHeads& heads) {
+    Pieces pieces;
+    const std::int64_t heads_of_pieces = sizes.pieces * heads.kv_heads;
+    means = pieces.place(heads.kv_heads * sizes.blocks * heads.head_dim * 2);
+    shares = pieces.place(heads_of_pieces * sizes.blocks * 4);
+    mean_lse = pieces.place(heads_of_pieces * sizes.samples * 4);
+    entries = pieces.place(heads_of_pieces * sizes.entries * 4);
+    entry_counts = pieces.place(heads_of_pieces * 2 * 4);
+    entry_lse = pieces.place(heads_of_pieces * sizes.samples * sizes.entries * 4);
+    entry_mean = pieces.place(heads_of_pieces * sizes.samples * sizes.entries * 4);
+    listed = pieces.place(heads_of_pieces * sizes.listed * 4);
+    listed_counts = pieces.place(heads_of_pieces * 4);
+    total = pieces.used();
+  }
+};
+
+template <class T>
+void look(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t stream,
+          bool first) {
+  thread_local int prepared_first = -1;
+  thread_local int prepared_second = -1;
+  const auto kv_heads = static_cast<unsigned>(task.kv_heads);
+  if (first) {
+    prepare(first_look_kernel<T>, T::shared_bytes, prepared_first);
+    first_look_kernel<T>
+        <<<dim3(pieces, kv_heads), T::threads, T::shared_bytes, stream>>>(task, first_piece);
+    check_launch("first look");
+    return;
+  }
+  prepare(second_look_kernel<T>, T::shared_bytes, prepared_second);
+  second_look_kernel<T>
+      <<<dim3(pieces, kv_heads, entry_splits), T::threads, T::shared_bytes, stream>>>(task,
+                                                                                      first_piece);
+  check_launch("second look");
+}
+
+template <int head_dim>
+void look(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t stream,
+          bool first) {
+  if constexpr (head_dim <= 128) {
+    if (task.samples > 64) {
+      look<Look<head_dim, 2>>(task, first_piece, pieces, stream, first);
+      return;
+    }
+  }
+  look<Look<head_dim, 1>>(task, first_piece, pieces, stream, first);
+}
+
+void look(std::int64_t head_dim, const ChoiceTask& task, int first_piece, unsigned pieces,
+          cudaStream_t stream, bool first) {
+  switch (head_dim) {
+    case 64:
+      return look<64>(task, first_piece, pieces, stream, first);
+    case 80:
+      return look<80>(task, first_piece, pieces, stream, first);
+    case 96:
+      return look<96>(task, first_piece, pieces, stream, first);
+    case 128:
+      return look<128>(task, first_piece, pieces, stream, first);
+    default:
+      return look<256>(task, first_piece, pieces, stream, first);
+  }
+}
+
+template <class T>
+void attend_listed(const AttentionTask& task, const ChoiceTask& choice, int first_piece,
+                   unsigned pieces, cudaStream_t stream) {
+  thread_local int prepared = -1;
+  prepare(listed_attention_kernel<T>, T::shared_bytes, prepared);
+  const auto tiles =
+      static_cast<unsigned>((block_tokens * task.group + T::tile_rows - 1) / T::tile_rows);
+  listed_attention_kernel<T><<<dim3(pieces * tiles, static_cast<unsigned>(choice.kv_heads)),
+                               T::threads, T::shared_bytes, stream>>>(task, choice, first_piece);
+  check_launch("attention over blocks");
+}
+
+void attend_listed(std::int64_t head_dim, const AttentionTask& task, const ChoiceTask& choice,
+                   int first_piece, unsigned pieces, cudaStream_t stream) {
+  switch (head_dim) {
+    case 64:
+      return attend_listed<AttentionTiling<64, 2, 4, 1, 64, 3>>(task, choice, first_piece, pieces,
+                                                                stream);
+    case 80:
+      return attend_listed<AttentionTiling<80, 2, 4, 1, 64, 2>>(task, choice, first_piece, pieces,
+                                                                stream);
+    case 96:
+      return attend_listed<AttentionTiling<96, 2, 4, 1, 64, 2>>(task, choice, first_piece, pieces,
+                                                                stream);
+    case 128:
+      return attend_listed<AttentionTiling<128, 2, 4, 1, 64, 2>>(task, choice, first_piece, pieces,
+                                                                 stream);
+    default:
+      return attend_listed<AttentionTiling<256, 1, 4, 1, 32, 2>>(task, choice, first_piece, pieces,
+                                                                 stream);
+  }
+}
+
+}  // namespace
+
+void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudget& budget) {
+  const std::int64_t d = heads.head_dim;
+  if (heads.keys_are_values || (d != 64 && d != 80 && d != 96 && d != 128 && d != 256)) {
+    throw Unsupported("a sparse prefill of heads of " + std::to_string(d) +
+                      " elements on a CUDA device; known are 64, 80, 96, 128 and 256, with keys "
+                      "and values; take a dense or window prefill, or the host (--device cpu)");
+  }
+  const std::int64_t most = d == 256 ? 8 : 16;
+  if (q_heads / heads.kv_heads > most) {
+    throw Unsupported("a sparse prefill with " + std::to_string(q_heads / heads.kv_heads) +
+                      " query heads for each KV head on a CUDA device; expected at most " +
+                      std::to_string(most) + " for heads of " + std::to_string(d) +
+                      " elements; take a dense or window prefill, or the host (--device cpu)");
+  }
+  if (budget.most > most_budget) {
+    throw Unsupported("a sparse prefill of up to " + std::to_string(budget.most) +
+                      " keys on a CUDA device; expected at most " + std::to_string(most_budget));
+  }
+}
+
+std::int64_t choice_bytes(const LayerHeads& heads, std::int64_t q_heads,
+                          const DeviceVisibility& always, const BlockBudget& budget,
+                          std::int64_t chunk, std::int64_t tokens) {
+  return ChoiceLayout(ChoiceSizes(heads, q_heads, always, budget, chunk, tokens), heads).total;
+}
+
+void choose_and_attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
+                       const DeviceRows& rows, const DeviceVisibility& always,
+                       const BlockBudget& budget, const ChoiceMemory& memory,
+                       const PartialView& partial, ShareSums* sums, cudaStream_t stream) {
+  check_choice(heads, queries.heads, budget);
+  const AttentionTask attention =
+      attention_task(heads, queries, rows, {.causal = true}, partial, Into::overwrite);
+  const ChoiceSizes sizes(heads, queries.heads, always, budget, memory.chunk, memory.tokens);
+  const ChoiceLayout layout(sizes, heads);
+  const auto array = [&](std::int64_t at, auto*& to) {
+    to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(memory.data + at);
+  };
+  ChoiceTask task{};
+  task.queries = queries.data;
+  task.keys = rows.keys;
+  task.head_stride = rows.head_stride;
+  array(layout.means, task.means);
+  array(layout.shares, task.shares);
+  array(layout.mean_lse, task.mean_lse);
+  array(layout.entries, task.entries);
+  array(layout.entry_counts, task.entry_counts);
+  array(layout.entry_lse, task.entry_lse);
+  array(layout.entry_mean, task.entry_mean);
+  array(layout.listed, task.blocks);
+  array(layout.listed_counts, task.block_counts);
+  task.most_blocks = sizes.blocks;
+  task.most_entries = static_cast<int>(sizes.entries);
+  task.most_listed = static_cast<int>(sizes.listed);
+  task.samples = static_cast<int>(sizes.samples);
+  task.first = static_cast<int>(queries.first);
+  task.tokens = static_cast<int>(queries.tokens);
+  task.q_heads = static_cast<int>(queries.heads);
+  task.kv_heads = static_cast<int>(heads.kv_heads);
+  task.group = attention.group;
+  task.window = static_cast<int>(std::min<std::int64_t>(always.window, 1 << 30));
+  task.sinks = static_cast<int>(std::min<std::int64_t>(always.sinks, 1 << 30));
+  task.most = static_cast<int>(budget.most / key_block);
+  task.least = static_cast<int>(budget.least / key_block);
+  task.mass = budget.mass;
+  task.scale = attention.scale;
+  task.scale_log2 = attention.scale_log2;
+  task.cap = attention.cap;
+  task.cap_rate = attention.cap_rate;
+
+  const auto kv_heads = static_cast<unsigned>(heads.kv_heads);
+  const auto whole = static_cast<unsigned>((queries.first + queries.tokens) / key_block);
+  if (whole > 0) {
+    means_kernel<<<dim3(whole, kv_heads), static_cast<unsigned>(heads.head_dim / 2), 0, stream>>>(
+        task, static_cast<int>(heads.head_dim));
+    check_launch("mean keys");
+  }
+  int size = 1;
+  while (size < std::min<std::int64_t>(sizes.blocks, candidate_factor * task.most)) size *= 2;
+  const auto all = static_cast<int>(
+      (queries.first % query_block + queries.tokens + query_block - 1) / query_block);
+  for (int first = 0; first < all; first += static_cast<int>(sizes.pieces)) {
+    const auto pieces = static_cast<unsigned>(std::min<std::int64_t>(sizes.pieces, all - first));
+    look(heads.head_dim, task, first, pieces, stream, true);
+    keep_kernel<<<dim3(pieces, kv_heads), choosing_threads, 0, stream>>>(task, first);
+    check_launch("kept blocks");
+    look(heads.head_dim, task, first, pieces, stream, false);
+    choose_kernel<<<dim3(pieces, kv_heads), choosing_threads, static_cast<std::size_t>(size) * 8,
+                    stream>>>(task, first, size, sums);
+    check_launch("chosen blocks");
+    attend_listed(heads.head_dim, attention, task, first, pieces, stream);
+  }
+}
+
+}  // namespace topkv::gpu

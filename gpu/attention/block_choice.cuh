@@ -1,0 +1,73 @@
+// Parts of the kernels of a sparse prefill: the pieces of a step, and their memory.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/attention/attention_kernel.cuh"
+#include "src/attention/block_budget.h"
+
+namespace topkv::gpu {
+
+inline constexpr int block_keys = static_cast<int>(key_block);
+inline constexpr int block_tokens = static_cast<int>(query_block);
+
+/// The arguments of the kernels. A piece is the tokens of a step in one block of queries. Arrays
+/// are per piece and KV head, number piece * kv_heads + kv_head.
+struct ChoiceTask {
+  const __nv_bfloat16* queries;  ///< [tokens, q_heads, head_dim]
+  const __nv_bfloat16* keys;     ///< [kv_heads, head_stride]
+  std::int64_t head_stride;
+  __nv_bfloat16* means;  ///< of keys of whole blocks, [kv_heads, most_blocks, head_dim]
+  float* shares;         ///< of candidates in the first look, [.., most_blocks]
+  float* mean_lse;       ///< of scores of means, [.., samples]
+  int* entries;       ///< blocks that the second look meets: forced, then kept; [.., most_entries]
+  int* entry_counts;  ///< [.., 2]: forced entries, all entries
+  float* entry_lse;   ///< of a block's keys, [.., samples, most_entries]
+  float* entry_mean;  ///< the score of its mean key, likewise
+  int* blocks;        ///< to attend, ascending: [.., most_listed]
+  int* block_counts;
+  std::int64_t most_blocks;
+  int most_entries, most_listed;
+  int samples;  ///< room for so many
+  int first;    ///< position of token 0
+  int tokens, q_heads, kv_heads, group;
+  int window, sinks;
+  int most, least;  ///< blocks
+  double mass;
+  float scale, scale_log2, cap, cap_rate;
+};
+
+/// One piece: its tokens by number, and its blocks of keys.
+struct Piece {
+  int begin, end;  ///< tokens
+  int first;       ///< position of token `begin`
+  int sinks;       ///< blocks before this number are attended always
+  int local;       ///< and blocks from this number on
+  int last;        ///< the block of the last token
+
+  __device__ __forceinline__ Piece(const ChoiceTask& task, int number) {
+    const int lead = task.first % block_tokens;
+    begin = max(0, number * block_tokens - lead);
+    end = min(task.tokens, (number + 1) * block_tokens - lead);
+    first = task.first + begin;
+    sinks = (task.sinks + block_keys - 1) / block_keys;
+    local = max(sinks, max(0, first - task.window + 1) / block_keys);
+    last = (task.first + end - 1) / block_keys;
+  }
+  __device__ __forceinline__ int candidates() const { return local - sinks; }
+  __device__ __forceinline__ bool chooses(const ChoiceTask& task) const {
+    return candidates() > task.most;
+  }
+  __device__ __forceinline__ int sampled() const {
+    return min(end - begin, static_cast<int>(sampled_tokens));
+  }
+  /// The token of sample number i, by number.
+  __device__ __forceinline__ int sample(int i) const {
+    const int count = end - begin;
+    return begin + (count <= sampled_tokens
+                        ? i
+                        : (2 * i + 1) * count / (2 * static_cast<int>(sampled_tokens)));
+  }
+};
+
+}  // namespace topkv::gpu

@@ -1,0 +1,49 @@
+// The choice of earlier keys in a sparse prefill on a CUDA device, and attention over the keys
+// chosen. It chooses as src/attention/block_choice.h says. All of a layer's rows lie in device
+// memory as bf16 meanwhile.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/attention/attention.h"
+#include "src/attention/block_budget.h"
+
+namespace topkv::gpu {
+
+/// Throws Unsupported for heads and budgets that choose_and_attend does not take: head dims other
+/// than 64, 80, 96, 128 and 256, keys that are values, groups of more than 16 query heads (8 for a
+/// head dim of 256), budgets of more than 65,536 keys.
+void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudget& budget);
+
+/// Returns the device memory that choose_and_attend takes for steps of `chunk` tokens in texts of
+/// up to `tokens` tokens.
+std::int64_t choice_bytes(const LayerHeads& heads, std::int64_t q_heads,
+                          const DeviceVisibility& always, const BlockBudget& budget,
+                          std::int64_t chunk, std::int64_t tokens);
+
+/// What tokens attended, in device memory: sums that grow (PrefillShare).
+struct ShareSums {
+  double mass;
+  unsigned long long keys;
+};
+
+/// The memory of a call.
+struct ChoiceMemory {
+  std::byte* data = nullptr;  ///< choice_bytes(...) for the steps and the text, 256-byte aligned
+  std::int64_t chunk = 0, tokens = 0;  ///< as choice_bytes was asked
+};
+
+/// Lets the queries choose, and overwrites `partial` with their attention, [tokens, q_heads] heads.
+/// rows: of positions 0 to that of the last token. always: the window and the sinks that tokens
+/// attend in any case. sums: is added to. Asynchronous on the stream.
+/// Throws as check_choice does.
+void choose_and_attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
+                       const DeviceRows& rows, const DeviceVisibility& always,
+                       const BlockBudget& budget, const ChoiceMemory& memory,
+                       const PartialView& partial, ShareSums* sums, cudaStream_t stream);
+
+}  // namespace topkv::gpu

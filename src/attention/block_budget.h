@@ -1,0 +1,27 @@
+// The blocks of a sparse prefill, and how much blocks of tokens choose (block_choice.h). CUDA code
+// reads it as C++17.
+#pragma once
+
+#include <cstdint>
+
+namespace topkv {
+
+/// Positions of a block of queries. Blocks begin at multiples of it.
+inline constexpr std::int64_t query_block = 128;
+/// Positions of a block of keys. Blocks begin at multiples of it.
+inline constexpr std::int64_t key_block = 64;
+/// Tokens of a block of queries that choose for it.
+inline constexpr std::int64_t sampled_tokens = 8;
+/// Blocks of keys that the first look leaves, for each that may be chosen.
+inline constexpr std::int64_t candidate_factor = 4;
+
+/// How many keys a block of queries chooses, beside its window and sinks.
+struct BlockBudget {
+  std::int64_t most = 0;   ///< keys, a multiple of key_block; 0: nothing is chosen
+  std::int64_t least = 0;  ///< keys, a multiple of key_block, at most `most`
+  /// The share of attention to meet, window and sinks included. Once it is met, with `least` keys
+  /// or more, no more keys are chosen. 1: `most` keys are chosen.
+  double mass = 1;
+};
+
+}  // namespace topkv

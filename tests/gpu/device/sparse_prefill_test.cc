@@ -1,0 +1,271 @@
+// A sparse prefill on a device: its choice and its attention against float64, and the host.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/support/block_choice_reference.h"
+#include "tests/support/token_stream.h"
+#include "topkv/context.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using ::test::ChoiceRules;
+using ::test::Place;
+using ::test::TokenStream;
+
+PrefillAttention sparse_attention(const ChoiceRules& rules) {
+  return {.mode = Prefill::sparse,
+          .window = rules.window,
+          .sinks = rules.sinks,
+          .keys = rules.most,
+          .least_keys = rules.least,
+          .mass = rules.mass};
+}
+
+/// Results of a prefill of a stream's tokens in steps of `chunk`.
+struct SparseRun {
+  std::vector<std::vector<float>> out, lse;  // [layers]
+  std::vector<PrefillShare> shares;
+
+  SparseRun(const Place& place, const TokenStream& stream, const PrefillAttention& attention,
+            std::int64_t chunk, KvDType dtype = {}) {
+    const AttentionShape& shape = stream.shape;
+    ContextBuilder builder(
+        shape, {.capacity = stream.total, .dtype = dtype, .attention = attention}, place.device());
+    std::vector<Buffer> q, k, v, outs, lses;
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      const auto l = static_cast<std::size_t>(layer);
+      q.push_back(place.put(stream.q[l]));
+      k.push_back(place.put(stream.k[l]));
+      v.push_back(place.put(stream.v[l]));
+      outs.push_back(place.put(std::vector<float>(stream.q[l].size(), NAN)));
+      lses.push_back(place.put(
+          std::vector<float>(static_cast<std::size_t>(stream.total * shape.q_heads), NAN)));
+    }
+    for (std::int64_t first = 0; first < stream.total; first += chunk) {
+      const std::int64_t count = std::min(chunk, stream.total - first);
+      for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+        const auto l = static_cast<std::size_t>(layer);
+        const bool has_rows = shape.has_rows(layer);
+        builder.attend({.layer = layer,
+                        .tokens = count,
+                        .q = q[l].floats() + first * stream.q_width(),
+                        .k = has_rows ? k[l].floats() + first * stream.kv_width() : nullptr,
+                        .v = has_rows ? v[l].floats() + first * stream.kv_width() : nullptr,
+                        .out = outs[l].floats() + first * stream.q_width(),
+                        .lse = lses[l].floats() + first * shape.q_heads});
+      }
+    }
+    builder.synchronize();
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      const auto l = static_cast<std::size_t>(layer);
+      out.push_back(place.get(outs[l].floats(), std::ssize(stream.q[l])));
+      lse.push_back(place.get(lses[l].floats(), stream.total * shape.q_heads));
+      shares.push_back(builder.share(layer));
+    }
+  }
+};
+
+struct SparseCase {
+  std::string device;
+  std::string name;
+  std::int64_t q_heads, kv_heads, head_dim;
+  ChoiceRules rules;
+  std::int64_t chunk = 512;
+  std::int64_t tokens = 1500;
+  float softcap = 0;
+  std::int64_t layers = 1;
+  std::vector<std::int64_t> row_layer = {};
+
+  AttentionShape shape() const {
+    AttentionShape shape;
+    shape.layers = layers;
+    shape.q_heads = q_heads;
+    shape.kv_heads = kv_heads;
+    shape.head_dim = head_dim;
+    shape.softcap = softcap;
+    shape.row_layer = row_layer;
+    return shape;
+  }
+};
+
+void PrintTo(const SparseCase& c, std::ostream* out) { *out << c.name << " on " << c.device; }
+
+class DeviceSparsePrefill : public testing::TestWithParam<SparseCase> {};
+
+TEST_P(DeviceSparsePrefill, AttendsWhatFloat64Chooses) {
+  const SparseCase& c = GetParam();
+  TOPKV_NEEDS_DEVICE(c.device);
+  const Place place(c.device);
+  const TokenStream stream(c.shape(), c.tokens);
+  const SparseRun run(place, stream, sparse_attention(c.rules), c.chunk);
+  // A CUDA device scores means in bf16: it may choose otherwise where shares are near.
+  const double least_margin = place.is_cuda() ? 5e-3 : 1e-5;
+  std::int64_t pieces = 0;
+  std::int64_t decided = 0;
+  std::int64_t chose = 0;
+  for (std::int64_t layer = 0; layer < c.layers; ++layer) {
+    const auto l = static_cast<std::size_t>(layer);
+    double keys = 0;
+    double mass = 0;
+    for (std::int64_t first = 0, next = 0; first < stream.total; first = next) {
+      next = std::min({stream.total, first / 128 * 128 + 128, (first / c.chunk + 1) * c.chunk});
+      for (std::int64_t kv_head = 0; kv_head < c.kv_heads; ++kv_head) {
+        const ::test::ReferenceChoice choice =
+            ::test::reference_choice(stream, layer, kv_head, first, next, c.rules);
+        const auto visible = [&](std::int64_t row) { return choice.blocks.contains(row / 64); };
+        for (std::int64_t p = first; p < next; ++p)
+          for (std::int64_t row = 0; row <= p; ++row) keys += visible(row) ? 1 : 0;
+        mass += choice.mass * static_cast<double>(next - first);
+        ++pieces;
+        chose += static_cast<std::int64_t>(choice.blocks.size()) < (next - 1) / 64 + 1;
+        if (choice.margin < least_margin) continue;
+        ++decided;
+        for (std::int64_t p = first; p < next; p += 31) {
+          const std::int64_t head =
+              kv_head * (c.q_heads / c.kv_heads) + p % (c.q_heads / c.kv_heads);
+          const std::int64_t at = p * c.q_heads + head;
+          ASSERT_LE(stream.error(layer, p, head, place.is_cuda(),
+                                 &run.out[l][static_cast<std::size_t>(at * c.head_dim)],
+                                 &run.lse[l][static_cast<std::size_t>(at)], visible),
+                    1)
+              << "layer " << layer << ", token " << p << ", head " << head << ", margin "
+              << choice.margin;
+        }
+      }
+    }
+    EXPECT_EQ(run.shares[l].queries, stream.total * c.kv_heads);
+    if (c.rules.mass == 1) {
+      EXPECT_EQ(run.shares[l].keys, keys);
+    }
+    EXPECT_NEAR(run.shares[l].mass / mass, 1, place.is_cuda() ? 5e-3 : 1e-4);
+  }
+  EXPECT_GT(chose, pieces / 3);
+  EXPECT_GT(decided, pieces / 2) << "take other sizes, or another seed";
+}
+
+std::vector<SparseCase> sparse_cases() {
+  const ChoiceRules usual{.window = 70, .sinks = 5, .most = 128};
+  std::vector<SparseCase> cases;
+  for (const char* device : {"cpu", "cuda"}) {
+    for (const SparseCase& c : std::vector<SparseCase>{
+             {device, "usual", 2, 2, 64, usual},
+             {device, "groups_of_7", 14, 2, 128, usual},
+             {device, "groups_of_3", 6, 2, 64, usual},
+             {device, "groups_of_16", 16, 1, 128, usual},
+             {device, "head_dim_80", 2, 1, 80, usual},
+             {device, "head_dim_96", 4, 1, 96, usual},
+             {device, "head_dim_256", 8, 1, 256, usual},
+             {device,
+              "mass",
+              3,
+              1,
+              64,
+              {.window = 64, .sinks = 64, .most = 512, .least = 64, .mass = 0.8}},
+             {device, "steps_within_blocks", 4, 2, 64, usual, 100},
+             {device, "one_step", 4, 2, 64, usual, 1500},
+             {device, "capped", 4, 2, 64, usual, 512, 1500, 3.0F},
+             {device, "shared_rows", 2, 1, 64, usual, 512, 1500, 0.0F, 2, {0, 0}},
+             {device, "several_layers", 4, 2, 64, usual, 256, 1500, 0.0F, 3}})
+      cases.push_back(c);
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, DeviceSparsePrefill, testing::ValuesIn(sparse_cases()),
+                         [](const auto& info) {
+                           return info.param.name + "_on_" + info.param.device;
+                         });
+
+class SparsePrefillOn : public testing::TestWithParam<std::string> {};
+
+TEST_P(SparsePrefillOn, WithABudgetAboveTheTextIsDenseBitForBit) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  AttentionShape shape;
+  shape.layers = 2;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = 64;
+  const TokenStream stream(shape, 1500);
+  const SparseRun dense(place, stream, {}, 512);
+  const SparseRun all(place, stream,
+                      sparse_attention({.window = 70, .sinks = 5, .most = 1536, .mass = 0.5}), 512);
+  EXPECT_EQ(all.out, dense.out);
+  EXPECT_EQ(all.lse, dense.lse);
+  EXPECT_EQ(all.shares[0].keys, all.shares[0].dense_keys);
+}
+
+TEST_P(SparsePrefillOn, OfStepsOfAnyMultipleOfABlockIsTheSame) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  AttentionShape shape;
+  shape.layers = 1;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = 64;
+  const TokenStream stream(shape, 12000);
+  // From 11,000 tokens on nothing is attended in full, so that every step is a choice.
+  const PrefillAttention attention =
+      sparse_attention({.window = 70, .sinks = 5, .most = 1024, .least = 64, .mass = 0.9});
+  const SparseRun first(place, stream, attention, 1280);
+  const SparseRun other(place, stream, attention, 12000);
+  const auto at = static_cast<std::size_t>(11000 * stream.q_width());
+  for (std::size_t i = at; i < first.out[0].size(); ++i)
+    ASSERT_EQ(first.out[0][i], other.out[0][i]) << i;
+  EXPECT_EQ(first.shares[0].keys, other.shares[0].keys);
+}
+
+TEST_P(SparsePrefillOn, OverRowsInBlocksIsThatOfTheHost) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const Place host("cpu");
+  AttentionShape shape;
+  shape.layers = 2;
+  shape.q_heads = 8;
+  shape.kv_heads = 2;
+  shape.head_dim = 128;
+  const TokenStream stream(shape, 2000);
+  const PrefillAttention attention = sparse_attention({.window = 70, .sinks = 5, .most = 256});
+  for (const char* dtype : {"bf16", "q8", "q4", "q8/q4"}) {
+    const SparseRun here(place, stream, attention, 700, KvDType::parse(dtype));
+    const SparseRun there(host, stream, attention, 700, KvDType::parse(dtype));
+    for (std::size_t layer = 0; layer < 2; ++layer) {
+      std::size_t far = 0;
+      for (std::size_t i = 0; i < here.out[layer].size(); ++i)
+        far += !(std::abs(here.out[layer][i] - there.out[layer][i]) < 0.05F);
+      // Rounded means may choose another block where shares are near.
+      EXPECT_LT(far, here.out[layer].size() / 20) << dtype << ", layer " << layer;
+      EXPECT_EQ(here.shares[layer].keys, there.shares[layer].keys) << dtype;
+      EXPECT_NEAR(here.shares[layer].mass / there.shares[layer].mass, 1, 0.01) << dtype;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, SparsePrefillOn, testing::Values("cpu", "cuda"));
+
+TEST(CudaSparsePrefill, RefusesHeadsThatItDoesNotKnow) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  AttentionShape shape;
+  shape.layers = 1;
+  shape.q_heads = 32;
+  shape.kv_heads = 1;
+  shape.head_dim = 64;
+  const TokenStream stream(shape, 128);
+  try {
+    SparseRun(place, stream, sparse_attention({.window = 64, .most = 64}), 128);
+    FAIL() << "not refused";
+  } catch (const Unsupported& error) {
+    EXPECT_NE(std::string(error.what()).find("32 query heads"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace topkv
