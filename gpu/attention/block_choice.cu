@@ -13,7 +13,7 @@ namespace {
 
 constexpr int choosing_threads = 256;        // of a block that chooses
 constexpr int entry_splits = 8;              // blocks that share the entries of a piece
-constexpr std::int64_t pieces_at_once = 64;  // whose scores there is memory for
+constexpr std::int64_t pieces_at_once = 128; // whose scores there is memory for
 constexpr std::int64_t most_budget = 65536;  // keys: 32 KiB of shared memory for entries
 constexpr int bins = 256;
 
