@@ -157,6 +157,8 @@ fails() { # WHAT STATUS PATTERN COMMAND...
 fails 'a template that has the text twice' 1 'cannot be kept' "$topkv" prefill -m trims -f notes.txt -o t.tkv --chat --device cpu
 fails 'another model' 1 'notes.tkv: does not match this model and its flags: it was made with llama of .*, weights stored.*weights int8; give the model and the flags.*(fingerprints: ' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
 fails 'another length' 1 'turns.tkv: does not match this model and its flags' "$topkv" ask turns.tkv -m turns --length 8192 --device cpu -p x
+mkdir bare && ln -s "$model"/* bare/ && rm bare/chat_template.jinja
+fails 'another model, without a chat template' 1 'chat.tkv: does not match this model' "$topkv" ask chat.tkv -m bare --weights int8 --device cpu -p x
 fails 'an index that learns of queries, of a file without' 1 'notes.tkv: has no queries of its prefill, which h2o needs; name one of its indices (exact, codes:k=32,v=8)' "$topkv" ask notes.tkv -m "$model" -p x --kv-index h2o
 holds 'and is told before anything is read' sh -c '! grep -q "^load" log'
 fails 'no context' 1 'is not a context file' "$topkv" ask notes.txt -m "$model" -p x

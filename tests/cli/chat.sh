@@ -138,6 +138,8 @@ refuses 2 "'-' is standard input" chat -m plain -f -
 refuses 1 'nowhere.txt' chat -m plain -f nowhere.txt
 refuses 2 '--kv-index: given twice' chat -m plain --kv-index exact --kv-index codes
 refuses 2 '--room' chat -m plain --room 1
+refuses 1 '0 tokens of the files and 2,000,000,000 of --room: .* wanted, .* available; give a smaller --room, or free memory' chat -m plain --device cpu --room 2000000000
+refuses 1 'give a smaller --room, or raise --mem' chat -m plain --device cpu --room 100K --mem 64MiB
 with_template broken '{% for m in messages %}'
 refuses 1 'broken/chat_template.jinja: the chat template' chat -m broken
 with_template endless '{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}'

@@ -59,6 +59,15 @@ refuses 2 "unexpected argument 'upon'; -p takes one value: write a text with spa
 refuses 2 'no model given: topkv info DIR' info
 refuses 2 'no model given: topkv plan DIR' plan
 refuses 2 '--gpu-mem does not go with --device cpu; give one of them' plan "$model" --device cpu --gpu-mem 4GiB
+for command in 'generate -p a' 'needle' 'chat'; do
+  refuses 2 '--gpu-mem does not go with --device cpu; give one of them' $command -m "$model" --device cpu --gpu-mem 4GiB
+done
+if ! "$topkv" generate -m "$model" -p a -n 1 --device cuda >/dev/null 2>&1; then
+  for command in 'generate -p a' 'needle' 'chat' 'bench decode --shape needle-14m -c 4K'; do
+    case $command in bench*) of= ;; *) of="-m $model" ;; esac
+    refuses 1 '--gpu-mem: .*; without the flag topkv computes on the CPU' $command $of --gpu-mem 4GiB
+  done
+fi
 refuses 2 '-c: .*expected a count' plan "$model" -c many
 refuses 2 'no plan for the index hnsw.*expected exact or codes' plan "$model" --kv-index hnsw:M=16
 refuses 1 'no-such-model: there is no such directory; .*; a directory with config.json alone is enough here' plan no-such-model

@@ -220,9 +220,7 @@ int run_ask(AskFlags flags) {
   name_index_of_file(flags.retrieval, info);
   check_asked(flags.file, info, flags.retrieval);
   check_model(flags.model, flags.retrieval);
-  std::optional<ChatTemplate> chat;
-  if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
-  if (!chat && !flags.variables.variables.empty())
+  if (!info.end.chat && !flags.variables.variables.empty())
     throw UsageError(
         "--template-arg: the context is a plain text without a chat template; leave the flag out");
   const Device device = open_device(flags.model);
@@ -233,6 +231,10 @@ int run_ask(AskFlags flags) {
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
                                  flags.length.value_or(info.length));
   const std::string own = model.fingerprint();
+  check_model_of(flags.file, info.model, info.made_with, own, flags.model);
+  // Another model may have no chat template, so the error says first that it is another one.
+  std::optional<ChatTemplate> chat;
+  if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
   const double penalty =
       generate_options(flags.answers, model.config().sampling).sampling.repetition_penalty;
   if (penalty != 1 && !info.has_token_ids) {

@@ -110,8 +110,17 @@ class Chat {
   void read(const std::vector<Token>& tokens) {
     const ModelConfig& config = model_.config();
     const auto count = static_cast<std::int64_t>(tokens.size());
-    check_rows(config.attention, count + flags_.room,
-               prefill_options(flags_.prefill, flags_.retrieval));
+    try {
+      check_rows(config.attention, count + flags_.room,
+                 prefill_options(flags_.prefill, flags_.retrieval));
+    } catch (const OutOfMemory& error) {
+      throw OutOfMemory(
+          fmt::format("host memory for the KV rows of {} tokens of the files and {} of --room",
+                      format_grouped(count), format_grouped(flags_.room)),
+          error.wanted_bytes(), error.available_bytes(),
+          fmt::format("give a smaller --room{}, {}", count > 0 ? " or shorter files" : "",
+                      flags_.prefill.memory ? "or raise --mem" : "or free memory"));
+    }
     check_indices(flags_.retrieval, config, count);
     check_indices(model_.device(), config.attention, flags_.retrieval, count);
     session_.reset();  // and the context before it, whose rows may take all there is

@@ -16,10 +16,8 @@
 #include "topkv/index_spec.h"
 
 namespace topkv::cli {
-namespace {
-
-void check_model_of(const std::string& file, const std::string& own, const std::string& fingerprint,
-                    const std::string& made_with, const ModelFlags& model) {
+void check_model_of(const std::string& file, const std::string& fingerprint,
+                    const std::string& made_with, const std::string& own, const ModelFlags& model) {
   if (own == fingerprint) return;
   throw FileError(fmt::format(
       "{}: does not match this model and its flags: it was made with {}, found {} with --weights "
@@ -28,8 +26,6 @@ void check_model_of(const std::string& file, const std::string& own, const std::
       printable(file), made_with.empty() ? "a model that the file does not name" : made_with,
       model_name(model), model.weights, fingerprint, own));
 }
-
-}  // namespace
 
 void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info) {
   if (!retrieval.indices.empty()) return;
@@ -85,7 +81,7 @@ void check_ids(const std::string& file, const std::vector<Token>& tokens, std::i
 LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
                          const ModelFlags& model, const RetrievalFlags& retrieval,
                          const std::string& own, const Device& device, ProgressBar& progress) {
-  check_model_of(file.file, own, info.model, info.made_with, model);
+  check_model_of(file.file, info.model, info.made_with, own, model);
   check_indices(device, info.shape, retrieval, info.tokens);
   const Stopwatch watch;
   const RetrievalOptions options =
@@ -99,7 +95,7 @@ LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
                                                   .progress = progress.callback("load")});
   progress.finish();
   // Another file may have taken the name since.
-  check_model_of(file.file, own, loaded.origin.model, loaded.origin.made_with, model);
+  check_model_of(file.file, loaded.origin.model, loaded.origin.made_with, own, model);
   if (loaded.origin.end.chat != info.end.chat || loaded.context->tokens() != info.tokens)
     throw FileError(printable(file.file) + ": was replaced while the model was loaded; ask again");
   if (!file.quiet) {

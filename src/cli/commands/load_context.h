@@ -21,6 +21,11 @@ void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info);
 void check_asked(const std::string& file, const ContextFileInfo& info,
                  const RetrievalFlags& retrieval);
 
+/// Throws FileError where a context was made with another model, or with other flags of it.
+/// fingerprint, made_with: as the file says. own: the fingerprint of the model at hand.
+void check_model_of(const std::string& file, const std::string& fingerprint,
+                    const std::string& made_with, const std::string& own, const ModelFlags& model);
+
 /// Throws FileError for token ids of a file that the model's vocabulary has not.
 void check_ids(const std::string& file, const std::vector<Token>& tokens, std::int64_t vocabulary);
 

@@ -115,10 +115,19 @@ ModelConfig described_model(const std::string& directory) {
 }
 
 Device open_device(const ModelFlags& flags) {
+  if (flags.gpu_memory && flags.device == "cpu")
+    throw UsageError("--gpu-mem does not go with --device cpu; give one of them");
   try {
-    return Device::open(flags.device, flags.gpu_memory.value_or(0));
+    const Device device = Device::open(flags.device, flags.gpu_memory.value_or(0));
+    if (!flags.gpu_memory || device.is_cuda()) return device;
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--device: {}", error.what()));
+  }
+  try {
+    return Device::open("cuda", *flags.gpu_memory);  // its error says why there is no GPU
+  } catch (const Error& error) {
+    throw Unsupported(
+        fmt::format("--gpu-mem: {}; without the flag topkv computes on the CPU", error.what()));
   }
 }
 
