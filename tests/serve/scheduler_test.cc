@@ -12,7 +12,9 @@
 
 #include "src/serve/run/contexts.h"
 #include "src/serve/run/prompt_boundary.h"
+#include "src/serve/run/seat.h"
 #include "tests/serve/serving.h"
+#include "topkv/context.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {
@@ -122,6 +124,39 @@ TEST(ServeScheduler, RefusesWhatMemoryCannotHold) {
   EXPECT_EQ(problem.status(), 503);
   EXPECT_EQ(problem.code(), "out_of_memory");
   EXPECT_TRUE(becomes_idle(serving.scheduler));
+}
+
+TEST(ServeScheduler, RefusesStatesThatMemoryCannotHold) {
+  AttentionShape shape = model().config().attention;
+  shape.state_size.assign(static_cast<std::size_t>(shape.layers), 0);
+  shape.state_size[1] = std::int64_t{1} << 40;  // values; they are never made
+  const auto context = std::make_shared<const ServedContext>(
+      ServedContext{.name = "hybrid",
+                    .context = ContextBuilder(shape, {.capacity = 1}).freeze(),
+                    .end = {},
+                    .retrieval = retrieval()});
+  Serving serving;
+  const auto answer = serving.scheduler.ask(question_of(context, 9));
+  const Problem problem = problem_of([&] { whole(*answer); });
+  EXPECT_EQ(problem.status(), 503);
+  EXPECT_EQ(problem.code(), "out_of_memory");
+  EXPECT_NE(problem.message().find("and the recurrent states"), std::string::npos)
+      << problem.message();
+  EXPECT_TRUE(becomes_idle(serving.scheduler));
+}
+
+TEST(ServeScheduler, StatesArePromisedUntilTheyAreThere) {
+  Seat seat;
+  seat.capacity = 100;
+  seat.row_bytes = 1000;
+  EXPECT_EQ(seat.bytes(), 100'000);
+  seat.state_bytes = 10;
+  EXPECT_EQ(seat.bytes(), 100'050);
+  EXPECT_EQ(seat.promised(), 100'050);
+  seat.most_tokens = 40;  // the rows of these are there
+  EXPECT_EQ(seat.promised(), 60'050);
+  seat.tokens = Seat::most_states;
+  EXPECT_EQ(seat.promised(), 60'000);
 }
 
 TEST(ServeScheduler, FailsOneAndAnswersTheOthers) {

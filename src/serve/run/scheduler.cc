@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,16 @@
 #include "topkv/generation.h"
 
 namespace topkv::serve {
+
+namespace {
+
+/// Returns the bytes of one recurrent state of every layer that has one.
+std::int64_t state_bytes_of(const AttentionShape& shape) {
+  return std::accumulate(shape.state_size.begin(), shape.state_size.end(), std::int64_t{0}) *
+         bytes_of(DType::f32);
+}
+
+}  // namespace
 
 /// The answers over one context.
 struct Scheduler::Lane {
@@ -84,6 +95,7 @@ std::shared_ptr<Answer> Scheduler::ask(std::vector<Question> questions) {
       seat->draw = i;
       seat->capacity = std::ssize(asked->prompt) + asked->options.max_tokens + 1;
       seat->row_bytes = shape.bytes_per_token(context.dtype());
+      seat->state_bytes = state_bytes_of(shape);
       seats.push_back(std::move(seat));
     }
   }
@@ -175,8 +187,9 @@ void Scheduler::admit(Lane& lane) {
       return;  // when those have ended, there may be memory
     } else {
       const OutOfMemory error(
-          fmt::format("host memory for the KV rows of {} tokens", seat.capacity), seat.bytes(),
-          std::max<std::int64_t>(memory_.left(), 0), "ask for fewer tokens");
+          fmt::format("host memory for the KV rows of {} tokens{}", seat.capacity,
+                      seat.state_bytes > 0 ? " and the recurrent states" : ""),
+          seat.bytes(), std::max<std::int64_t>(memory_.left(), 0), "ask for fewer tokens");
       seat.answer->fail(Problem(503, error.what(), "max_tokens", "out_of_memory"));
     }
     lane.waiting.pop_front();
@@ -184,8 +197,8 @@ void Scheduler::admit(Lane& lane) {
   }
 }
 
-/// Whether there is memory for the rows that a seat may yet take. Kept sessions give way, but for
-/// the one that the answer goes on from, which the seat is given.
+/// Whether there is memory for the rows and the recurrent states that a seat may yet take. Kept
+/// sessions give way, but for the one that the answer goes on from, which the seat is given.
 bool Scheduler::find_room(Lane& lane, Seat& seat) {
   if (!memory_.can_make_room(seat.bytes())) return false;  // no session is given up in vain
   const std::vector<Token>& prompt = seat.question->prompt;
@@ -388,7 +401,7 @@ void Scheduler::count() {
     for (const auto& seat : lane->admitted) promised += seat->promised();
     for (const auto& seat : lane->running) {
       promised += seat->promised();
-      bytes += seat->bytes();
+      bytes += seat->capacity * seat->row_bytes;
     }
     running += std::ssize(lane->running) + std::ssize(lane->admitted);
   }

@@ -19,7 +19,9 @@ ToldToken told_token(const Tokenizer& tokenizer, const TokenLogprobs& of) {
 
 std::int64_t Seat::promised() const {
   const std::int64_t own = session ? session->own_tokens() : 0;
-  return std::max<std::int64_t>(0, capacity - std::max(own, most_tokens)) * row_bytes;
+  const std::int64_t rows = std::max<std::int64_t>(0, capacity - std::max(own, most_tokens));
+  const std::int64_t states = tokens < most_states ? most_states : 0;
+  return rows * row_bytes + states * state_bytes;
 }
 
 GenerateOptions Seat::options(const Tokenizer& tokenizer) {

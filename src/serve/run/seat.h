@@ -23,10 +23,11 @@ ToldToken told_token(const Tokenizer& tokenizer, const TokenLogprobs& of);
 struct Seat {
   std::shared_ptr<const Question> question;
   std::shared_ptr<Answer> answer;
-  std::size_t choice = 0;      // of the request's
-  std::uint64_t draw = 0;      // of the question's, which its seed is moved by
-  std::int64_t capacity = 0;   // tokens of the session's own
-  std::int64_t row_bytes = 0;  // of one token, all layers
+  std::size_t choice = 0;        // of the request's
+  std::uint64_t draw = 0;        // of the question's, which its seed is moved by
+  std::int64_t capacity = 0;     // tokens of the session's own
+  std::int64_t row_bytes = 0;    // of one token, all layers
+  std::int64_t state_bytes = 0;  // of one recurrent state of all layers; 0: the model has none
   std::optional<Session> session;
   std::int64_t kept = 0;         // tokens of the prompt that the session had when it was found
   std::int64_t reused = 0;       // of these, those that the client is told
@@ -39,8 +40,13 @@ struct Seat {
   std::int64_t read = 0;  // tokens of the prompt
   std::int64_t tokens = 0;
 
-  std::int64_t bytes() const { return capacity * row_bytes; }
-  /// Of the rows that are not committed.
+  /// Recurrent states that an answer takes at most: two snapshots of the prompt (before its end,
+  /// and at its end), the last state, the one before it, and memory for the next one.
+  static constexpr std::int64_t most_states = 5;
+
+  /// Returns the bytes of host memory of a new session: its rows, and its recurrent states.
+  std::int64_t bytes() const { return capacity * row_bytes + most_states * state_bytes; }
+  /// Returns the bytes of these that are not committed. The states are once some tokens are chosen.
   std::int64_t promised() const;
   /// Whether all tokens of the prompt are fed, for their log-probabilities.
   bool scores() const { return question->options.prompt_logprobs >= 0; }
