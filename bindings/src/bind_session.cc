@@ -214,7 +214,7 @@ void bind_session(py::module_& module) {
       "error: with a tail, retrieve more rows, in the end all, if a layer's output is expected to "
       "be off by more than this (see TailFigures.error).\n\n"
       "select_by: \"query_head\", each has its own rows, or \"group\".\n\n"
-      "dense_layers: the first n layers attend every token.\n\n"
+      "dense_layers: the first n layers, recurrent ones too, attend every token.\n\n"
       "capacity: the most tokens of its own.\n\n"
       "memory_budget: bytes that their rows may take; 0: the free memory.\n\n"
       "host_search: the host searches although a CUDA device could; codes and key summaries take "

@@ -169,7 +169,7 @@ struct RetrievalOptions {
   ///
   /// The true error may be several times the expected error (TailFigures::error).
   std::optional<double> error = {};
-  std::int64_t dense_layers = 0;  ///< the first layers, which attend every token; >= 0
+  std::int64_t dense_layers = 0;  ///< first layers of any kind that attend every token; >= 0
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
 

@@ -155,7 +155,9 @@ FlagGroup retrieval_flags(const std::string& k) {
        Flag("--kv-window", value::count(), "always attend to the last N tokens", "1024"),
        Flag("--kv-sinks", value::count(0), "always attend to the first N tokens", "4"),
        Flag("--kv-dense-layers", value::or_word(value::count(0), "all", "N|all"),
-            "attend to everything in the first N layers", "0")}};
+            "attend to everything in the first N layers; recurrent and sliding-window layers count "
+            "too",
+            "0")}};
 }
 
 FlagGroup prefill_flags(const std::string& mode) {
