@@ -451,6 +451,43 @@ def test_kv_b_proj_in_a_format_that_its_forward_knows(change):
     agree(logits_by_pieces(model, TopkCache(model.config, **ALL), ids, pieces), expected)
 
 
+class OfRoundedActivations(torch.nn.Linear):
+    """A linear layer that rounds its activations to 8 bits, with one scale for each token."""
+
+    def __init__(self, of):
+        super().__init__(of.in_features, of.out_features, bias=False)
+        self.weight = of.weight
+
+    def forward(self, x):
+        scale = x.abs().amax(dim=-1, keepdim=True).float() / 127
+        return super().forward(((x / scale).round() * scale).to(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kv_b_proj_that_rounds_activations(dtype):
+    model, ids = make_model("deepseek_v3", CPU).to(dtype), make_ids(60, CPU)
+    for layer in model.model.layers:
+        layer.self_attn.kv_b_proj = OfRoundedActivations(layer.self_attn.kv_b_proj)
+    expected = dynamic_logits(model, ids, [60])
+    found = logits_by_pieces(model, TopkCache(model.config, **ALL), ids, [60])
+    assert (found - expected).square().mean().sqrt() < 0.1 * expected.std()
+
+
+def test_a_kv_b_proj_that_is_not_linear_is_refused():
+    class Squared(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).square()
+
+    model = make_model("deepseek_v3", CPU)
+    model.model.layers[0].self_attn.kv_b_proj.__class__ = Squared
+    cache = TopkCache(model.config, **ALL)
+    with pytest.raises(Unsupported, match="kv_b_proj of DeepseekV3Attention is not linear"):
+        step(model, cache, make_ids(40, CPU))
+    assert cache.get_seq_length() == 0
+
+
+PROJECTIONS = {"plain": lambda linear: linear, "rounds activations": OfRoundedActivations, "hooked": hooked}
+
 CHANGES = {
     "heads": ("keys", lambda keys, values: (keys.flip(1), values)),
     "order": ("keys", lambda keys, values: (keys.roll(8, dims=-1), values)),
@@ -461,11 +498,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_layer_that_computes_other_keys_or_values_is_refused(change, dtype):
+def test_a_layer_that_computes_other_keys_or_values_is_refused(change, projection, dtype):
     model = make_model("deepseek_v3", CPU).to(dtype)
     name, changed = CHANGES[change]
     layer = model.model.layers[1].self_attn
+    layer.kv_b_proj = PROJECTIONS[projection](layer.kv_b_proj)
     kind = type(layer)
 
     def expand_kv(self, latents, rotated):

@@ -30,12 +30,12 @@ from topkv.hf.handle import Handle
 
 _EXPAND, _WRAPPED = "expand_kv", "_topkv_wrapped"
 
-#: How far K and V of expand_kv may be from K and V by the matrix, as a part of the largest element, if
-#: kv_b_proj is quantised, an adapter, or a rank's part. It may round activations to 8 bits.
-_ALLOWED_IF_QUANTISED = 0.05
+#: How far outputs of kv_b_proj may be from outputs by its matrix, as a part of the largest element. A quantised
+#: projection may round activations to 8 bits, which topkv does not.
+_ALLOWED_OF_PROJECTION = 0.05
 
-#: The same for a plain linear layer, as a multiple of the dtype's eps. A result is rounded once, which is half
-#: an eps, and partial sums may be rounded too.
+#: How far K and V of expand_kv may be from outputs of kv_b_proj, as a multiple of the dtype's eps. Both have the
+#: projection's rounding, and a layer may multiply in another order: partial sums may then be rounded differently.
 _ALLOWED_EPS = 2
 
 #: A GPU may multiply float32 as TF32, whose mantissa has 10 bits.
@@ -86,12 +86,12 @@ def _is_plain(projection: torch.nn.Module) -> bool:
     return type(projection) is torch.nn.Linear and type(weight) is torch.nn.Parameter and not hooks
 
 
-def _allowed(projection: torch.nn.Module, dtype: torch.dtype) -> float:
-    """How far K and V of expand_kv, of a dtype, may be from K and V by the matrix of a layer, as a part of
-    the largest element."""
-    if not _is_plain(projection):
-        return _ALLOWED_IF_QUANTISED
-    return _ALLOWED_EPS * max(torch.finfo(dtype).eps, _LEAST_EPS)
+def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest element that is expected; infinite for other shapes."""
+    if found.shape != expected.shape:
+        return float("inf")
+    difference, largest = (found.double() - expected).abs().max(), expected.abs().max()
+    return float(difference / largest) if difference > 0 else float(difference)
 
 
 def _matrix(projection: torch.nn.Module, latents: torch.Tensor) -> torch.Tensor:
@@ -166,17 +166,27 @@ class Absorbed:
         latents, rotated = (x[:1, :, :tokens].detach() for x in (self._latents, self._rotated))
         # In float64, so that what is left is a difference of kind.
         both = torch.einsum("btr,hdr->bhtd", latents[:, 0].double(), self._matrix.double())
-        keys, values = both.split((self._nope, both.shape[-1] - self._nope), dim=-1)
-        keys = torch.cat((keys, rotated.double().expand(-1, keys.shape[1], -1, -1)), dim=-1)
-        if not keys.isfinite().all() or not values.isfinite().all():
+        if not both.isfinite().all() or not rotated.isfinite().all():
             return  # weights are broken, or on their way
-        found = self._module.expand_kv(latents, rotated)
-        for name, x, expected in zip(("keys", "values"), found, (keys, values)):
-            alike = x.shape == expected.shape
-            error = (x.double() - expected).abs().max() if alike else torch.inf
-            if not error <= _allowed(self._module.kv_b_proj, x.dtype) * expected.abs().max():
+        with torch.no_grad():
+            projected = self._module.kv_b_proj(latents)
+            found = self._module.expand_kv(latents, rotated)
+        projected = projected.reshape(1, tokens, both.shape[1], -1).transpose(1, 2).double()
+        name = type(self._module).__name__
+        if not _off(projected, both) <= _ALLOWED_OF_PROJECTION:
+            raise Unsupported(
+                f"kv_b_proj of {name} is not linear: its outputs are not those of its matrix; use another cache"
+            )
+        for kind, x, expected in zip(("keys", "values"), found, self._keys_and_values(projected, rotated)):
+            if not _off(x, expected) <= _ALLOWED_EPS * max(torch.finfo(x.dtype).eps, _LEAST_EPS):
                 raise Unsupported(
-                    f"{type(self._module).__name__} computes other {name} from its latents than kv_b_proj "
-                    "gives; use another cache"
+                    f"{name} computes other {kind} from its latents than kv_b_proj gives; use another cache"
                 )
-        plain.require_formula(self._module, self._query, keys, values, how, given)
+        plain.require_formula(self._module, self._query, *self._keys_and_values(both, rotated), how, given)
+
+    def _keys_and_values(self, projected: torch.Tensor, rotated: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of all heads in float64: outputs of kv_b_proj [batch, q_heads, tokens, nope + values] and
+        rotated keys [batch, 1, tokens, rope] -> [batch, q_heads, tokens, nope + rope] and [..., values]."""
+        keys, values = projected.split((self._nope, projected.shape[-1] - self._nope), dim=-1)
+        turned = rotated.double().expand(-1, keys.shape[1], -1, -1)
+        return torch.cat((keys, turned), dim=-1), values
