@@ -9,7 +9,8 @@ what this script meant), weights are upcast to float32, attention is "eager".
     tests/fixtures/parity/<variant>/config.json
                                     model.safetensors (or shards and model.safetensors.index.json)
                                     tokens.json: {"tokens": [...], "greedy": [...]}, and "length"
-                                        where the model is loaded for texts of that length
+                                        where the model is loaded for texts of that length, and
+                                        "rounding" of Gemma 4's (parity_rounding.py)
                                     reference/model.safetensors: "logits", float32 [tokens, vocab],
                                         and "session", the last SESSION ones where they are others
                                         when these tokens are read after a context of the rest
@@ -43,6 +44,7 @@ import parity_chunks
 import parity_experts
 import parity_gemma4
 import parity_latent
+import parity_rounding
 from parity_mistakes import mistakes, norm_neutral, plain_frequencies, with_rope
 from parity_variants import BASE, VARIANTS, VOCAB
 
@@ -267,6 +269,9 @@ def make_variant(name, spec, seed):
     more = {} if length is None else {"length": length}
     if is_chunked(model) and model.chunks.get("original_max_position_embeddings", 0) > 0:
         more["session"] = session_logits(model, tokens)
+    if parity_gemma4.is_gemma4(model):
+        more["rounding"] = parity_rounding.rounding(model, tokens, logits, SESSION)
+        print(f"   rounding to bf16 {more['rounding']}")
     if "of" in spec:
         more["checkpoint"] = spec["of"]
     write_reference(folder, tokens, logits, greedy=chosen, **more)

@@ -67,14 +67,23 @@ Error error_of(std::span<const float> got, std::span<const float> want) {
 /// number: twice that. (With bf16 operands imitated in PyTorch the typical error of the two-layer
 /// checkpoints is 0.5 to 1.0 %, with 1.6 % allowed, and the worst 0.6 to 2.2 %, with 3.2 %. That of
 /// Qwen3.5's four layers is 1.6 %.)
+Error allowed_by(const ModelConfig& config) {
+  const double typical = (config.delta.key_heads > 0 ? 3 : 2) * typical_error(config);
+  return {typical, 2 * typical};
+}
+
+void expect_close(std::span<const float> got, std::span<const float> want, const Error& allowed,
+                  const std::string& what) {
+  const Error error = error_of(got, want);
+  std::cout << what << ": typically off by " << error.typical << " (" << allowed.typical
+            << " allowed), at worst by " << error.worst << " (" << allowed.worst << " allowed)\n";
+  EXPECT_LE(error.typical, allowed.typical) << what;
+  EXPECT_LE(error.worst, allowed.worst) << what;
+}
+
 void expect_close(std::span<const float> got, std::span<const float> want,
                   const ModelConfig& config, const std::string& what) {
-  const Error error = error_of(got, want);
-  const double allowed = (config.delta.key_heads > 0 ? 3 : 2) * typical_error(config);
-  std::cout << what << ": typically off by " << error.typical << " (" << allowed
-            << " allowed), at worst by " << error.worst << " (" << 2 * allowed << " allowed)\n";
-  EXPECT_LE(error.typical, allowed) << what;
-  EXPECT_LE(error.worst, 2 * allowed) << what;
+  expect_close(got, want, allowed_by(config), what);
 }
 
 struct Variant {
@@ -95,7 +104,8 @@ class ModelParity : public testing::TestWithParam<Variant> {
  protected:
   void SetUp() override {
     std::ifstream file(folder() / "tokens.json");
-    tokens_ = nlohmann::json::parse(file).at("tokens").get<std::vector<Token>>();
+    json_ = nlohmann::json::parse(file);
+    tokens_ = json_.at("tokens").get<std::vector<Token>>();
   }
   std::filesystem::path folder() const { return root / "tests/fixtures/parity" / GetParam().name; }
   std::filesystem::path checkpoint() const {
@@ -114,6 +124,21 @@ class ModelParity : public testing::TestWithParam<Variant> {
     return values;
   }
 
+  /// The errors allowed over "all" tokens, or over the "last" ones.
+  ///
+  /// How far rounding moves the logits of Gemma 4 depends on the weights drawn: in seven fixtures,
+  /// by 1.0 to 4.7 times the typical error above. These fixtures therefore hold the largest errors
+  /// of 32 imitations in PyTorch, each of which changes every operand of a product at random by as
+  /// much as its rounding may (tools/parity_rounding.py). A device's rounding is one more such
+  /// draw: half as much again as the largest of 32 is allowed. (Of other families the imitation is
+  /// 0.3 to 1.1 times the typical error above.)
+  Error allowed(const ModelConfig& config, const char* span) const {
+    if (!json_.contains("rounding")) return allowed_by(config);
+    const nlohmann::json& rounding = json_.at("rounding").at(span);
+    return {1.5 * rounding.at("typical").get<double>(), 1.5 * rounding.at("worst").get<double>()};
+  }
+
+  nlohmann::json json_;
   std::vector<Token> tokens_;
 };
 
@@ -123,7 +148,8 @@ TEST_P(ModelParity, LogitsAreThoseOfTransformersWithinBf16) {
   const Model model = Model::load(checkpoint(), place.device());
   const auto want = reference(model.config().vocab_size);
   const auto got = model.logits(tokens_);
-  expect_close(std::span(got).last(want.size()), want, model.config(), GetParam().name);
+  expect_close(std::span(got).last(want.size()), want, allowed(model.config(), "all"),
+               GetParam().name);
 }
 
 TEST_P(ModelParity, LogitsThroughASessionThatRetrievesEveryRowAreTheSame) {
@@ -143,7 +169,8 @@ TEST_P(ModelParity, LogitsThroughASessionThatRetrievesEveryRowAreTheSame) {
       const auto piece = model.logits(session, std::span(rest).subspan(i, one_by_one ? 1 : last));
       got.insert(got.end(), piece.begin(), piece.end());
     }
-    expect_close(got, want, model.config(), GetParam().name + " through a session");
+    expect_close(got, want, allowed(model.config(), "last"),
+                 GetParam().name + " through a session");
   }
 }
 
