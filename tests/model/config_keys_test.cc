@@ -136,8 +136,11 @@ const File files[] = {
       "time_step_min": 0.001, "torch_dtype": "bfloat16", "transformers_version": "4.51.3",
       "use_bias": false, "use_cache": true, "use_conv_bias": true, "use_mamba_kernels": true,
       "vocab_size": 131072})"},
-    {"like NVIDIA-Nemotron-3-Nano-30B-A3B", 262144, R"({
+    {"NVIDIA-Nemotron-3-Nano-30B-A3B", 262144, R"({
       "architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+      "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig",
+        "AutoModel": "modeling_nemotron_h.NemotronHForCausalLM",
+        "AutoModelForCausalLM": "modeling_nemotron_h.NemotronHForCausalLM"},
       "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2, "expand": 2,
       "head_dim": 128, "hidden_dropout": 0.0, "hidden_size": 2688,
       "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
@@ -147,7 +150,7 @@ const File files[] = {
       "max_position_embeddings": 262144, "mlp_bias": false, "mlp_hidden_act": "relu2",
       "model_type": "nemotron_h", "moe_intermediate_size": 1856,
       "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
-      "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": true,
+      "n_routed_experts": 128, "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": true,
       "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52,
       "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
       "partial_rotary_factor": 1.0, "rescale_prenorm_residual": true, "residual_in_fp32": false,

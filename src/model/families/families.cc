@@ -592,7 +592,10 @@ std::span<const Family> families() {
                    .router = "mixer.gate",
                    .experts_at = "mixer.experts",
                    .projections = {"", "up_proj", "down_proj"}},
-       .own_keys = {"layer_norm_epsilon",
+       // auto_map names this same network's code, which does not read norm_eps either.
+       .own_keys = {"auto_map",
+                    "norm_eps",
+                    "layer_norm_epsilon",
                     "layers_block_type",
                     "layer_types",
                     "hybrid_override_pattern",
