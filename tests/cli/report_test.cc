@@ -114,6 +114,10 @@ TEST(ProgressText, TellsHowFarHowFastAndHowLong) {
             "prefill  100,000/100,000 tokens  100 %  2,500 tokens/s  in 40 s");
   EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 25000, 100000}, 10, std::nullopt),
             "prefill  25,000/100,000 tokens  25 %  2,500 tokens/s");
+  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 0, 100000}, 0.5, std::nullopt),
+            "prefill  0/100,000 tokens  0 %");
+  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 0, 100000}, 12, std::nullopt),
+            "prefill  0/100,000 tokens  0 %  12 s so far");
   EXPECT_EQ(progress_text("ask", {"ask", "needles", 0, 0}, 0, std::nullopt), "ask  0/0 needles");
   EXPECT_EQ(progress_text("save", {"save", "bytes", std::int64_t{1} << 30, std::int64_t{4} << 30},
                           2, 6.0),

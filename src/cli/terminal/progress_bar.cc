@@ -35,6 +35,9 @@ std::string progress_text(const std::string& title, const Progress& progress, do
       time = fmt::format("  {} left", format_seconds(*left));
     }
   }
+  // The first chunk of a text takes minutes on a small CPU: something moves until it is read.
+  if (progress.done == 0 && progress.total > 0 && seconds >= 1)
+    time = fmt::format("  {} so far", format_seconds(seconds));
   for (const std::string& text :
        {title + counts + percent + speed + time, title + percent + time, title + percent}) {
     if (width_of(text) <= width) return text;
