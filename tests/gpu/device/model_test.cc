@@ -131,7 +131,7 @@ class ModelParity : public testing::TestWithParam<Variant> {
   /// of 32 imitations in PyTorch, each of which changes every operand of a product at random by as
   /// much as its rounding may (tools/parity_rounding.py). A device's rounding is one more such
   /// draw: half as much again as the largest of 32 is allowed. (Of other families the imitation is
-  /// 0.3 to 1.1 times the typical error above.)
+  /// 0.3 to 1.2 times the typical error above.)
   Error allowed(const ModelConfig& config, const char* span) const {
     if (!json_.contains("rounding")) return allowed_by(config);
     const nlohmann::json& rounding = json_.at("rounding").at(span);
