@@ -42,6 +42,18 @@ holds 'and what they took' grep -q '"went_dense":0\.[0-9]*[1-9]' stdout
 holds 'the table has them' fidelity --kv-tail codes --kv-topk 32 --kv-mass none --kv-mass 0.5
 holds 'with their columns' grep -q 'rule.*more *dense' stdout
 
+holds 'prefills are compared' fidelity --prefill dense --prefill window --prefill sparse --prefill-window 64 \
+  --prefill-keys 128 --prefill-keys 4096 --prefill-least 64 --prefill-mass none --csv p.csv
+holds 'with a row for each' [ "$(wc -l <p.csv)" -eq 5 ]
+holds 'in the table too' grep -q '^sparse 64 + 128 keys ' stdout
+holds 'and as JSON' fidelity --prefill dense --prefill sparse --prefill-keys 4096 --json
+holds 'all keys are dense' grep -q '"setting":"sparse 1024 + 512 to 4096 keys, mass 0.98".*"keys_share":1.0,.*"text_kl":0.0,' stdout
+fidelity --prefill dense --prefill sparse --svg a.svg
+holds 'no picture is drawn of them' [ $? -eq 2 ]
+holds 'which is said' grep -q -- '--svg: draws one prefill' stderr
+fidelity --prefill sparse --prefill sparse
+holds 'each is named once' [ $? -eq 2 ]
+
 cp b.csv kept.csv
 "$topkv" fidelity -m "$model" -c 64 --csv b.csv >stdout 2>stderr
 holds 'a run that fails' [ $? -eq 2 ]
