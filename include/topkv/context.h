@@ -55,14 +55,14 @@ struct PrefillAttention {
   /// sparse mode: keys that a block of tokens chooses at most, for each KV head. Rounded up to a
   /// multiple of 64. A block with no more keys before its window attends them all.
   std::int64_t keys = 8192;
-  /// sparse mode: keys that it chooses at least, rounded likewise
+  /// sparse mode: keys that a block chooses at least. Rounded up to a multiple of 64
   std::int64_t least_keys = 512;
   /// sparse mode: the share of attention to meet, above 0 and up to 1. A block of tokens chooses no
   /// more keys once its sampled queries meet this share. 1: it always chooses `keys` keys.
   double mass = 0.98;
 };
 
-/// What the tokens of a prefill attended, summed over tokens and KV heads.
+/// Sums of what tokens of a prefill attended, over tokens and KV heads.
 struct PrefillShare {
   std::int64_t queries = 0;  ///< tokens, once for each KV head
   /// The share of dense attention that each met, as its block estimated it while it chose. 1 where
