@@ -36,12 +36,16 @@ struct Segment;
 enum class Prefill : std::uint8_t {
   dense,   ///< all earlier tokens; the cost grows with the square of the text's length
   window,  ///< the first `sinks` tokens and the last `window` ones; the cost grows linearly
-  /// The same, and blocks of 64 keys in between that each block of 128 tokens chooses for itself:
-  /// those that have most of its attention. The cost grows little more than linearly.
+  /// The first `sinks` tokens, the last `window` ones, and blocks of 64 keys in between that each
+  /// block of 128 tokens chooses for itself: those that have most of its attention. The cost grows
+  /// little more than linearly.
   sparse,
+  /// dense or sparse, by the text's length and the device (resolve_prefill). For
+  /// Model::prefill and plans; a ContextBuilder does not know how long its text becomes.
+  automatic,
 };
 
-/// Returns the name of a mode: "dense", "window" or "sparse".
+/// Returns the name of a mode: "dense", "window", "sparse" or "auto".
 std::string_view name_of(Prefill mode);
 /// Returns the mode that a name names. Throws InvalidArgument for another name.
 Prefill parse_prefill(std::string_view name);
@@ -60,16 +64,35 @@ struct PrefillAttention {
   /// sparse mode: the share of attention to meet, above 0 and up to 1. A block of tokens chooses no
   /// more keys once its sampled queries meet this share. 1: it always chooses `keys` keys.
   double mass = 0.98;
+  /// sparse mode: computes the share of attention that sampled tokens meet (PrefillShare::mass)
+  /// from their scores with all earlier keys, in place of an estimate. What is attended does not
+  /// change. It takes a sixteenth of the scores of a dense prefill. The host alone has it.
+  bool measure = false;
 };
+
+/// Returns the attention with a mode that is not automatic. A text of `tokens` tokens is read:
+/// - on the host: sparse, which is dense up to `keys` and `window` tokens;
+/// - on a CUDA device: dense up to 65,536 tokens, and sparse beyond;
+/// - dense on both, if AttentionShape::chunk_len is not a multiple of 128.
+///
+/// Any other mode stays.
+PrefillAttention resolve_prefill(PrefillAttention attention, const AttentionShape& shape,
+                                 std::int64_t tokens, bool on_cuda);
 
 /// Sums of what tokens of a prefill attended, over tokens and KV heads.
 struct PrefillShare {
   std::int64_t queries = 0;  ///< tokens, once for each KV head
-  /// The share of dense attention that each met, as its block estimated it while it chose. 1 where
-  /// all earlier tokens were attended.
+  /// The share of dense attention that each met: the mean over sampled tokens of its block,
+  /// estimated while the block chose, or exact with PrefillAttention::measure. 1 for tokens that
+  /// attend all earlier tokens.
   double mass = 0;
   double keys = 0;        ///< keys that each attended
   double dense_keys = 0;  ///< keys that dense attention would have attended
+
+  /// Returns the mean share of attention that a token met; 1 without tokens.
+  double mean_mass() const { return queries > 0 ? mass / static_cast<double>(queries) : 1; }
+  /// Returns the share of keys that were attended; 1 without tokens.
+  double key_share() const { return dense_keys > 0 ? keys / dense_keys : 1; }
 
   PrefillShare& operator+=(const PrefillShare& other) {
     queries += other.queries;
@@ -88,7 +111,7 @@ struct ContextOptions {
   /// How rows are stored. The host takes every dtype. A CUDA device takes bf16 for both halves, or
   /// q8 or q4 for each half.
   KvDType dtype = {};
-  /// Which earlier tokens ContextBuilder::attend lets a token attend.
+  /// Which earlier tokens ContextBuilder::attend lets a token attend. Not Prefill::automatic.
   PrefillAttention attention = {};
   /// Bytes that the rows may take; 0 means the memory that the machine has free. Checked before
   /// anything is reserved.

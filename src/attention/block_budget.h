@@ -22,6 +22,9 @@ struct BlockBudget {
   /// The share of attention to meet, window and sinks included. Once it is met, with `least` keys
   /// or more, no more keys are chosen. 1: `most` keys are chosen.
   double mass = 1;
+  /// Whether the share that was met is computed from all keys, on the host. The choice stays as it
+  /// is.
+  bool measure = false;
 };
 
 }  // namespace topkv

@@ -183,6 +183,23 @@ std::vector<std::int64_t> every(std::int64_t begin, std::int64_t end) {
   return blocks;
 }
 
+/// The mean over samples of the share of their attention that keys of `chosen` blocks have: every
+/// key before `end` is met.
+double measured_mass(const Samples& samples, std::span<const std::int64_t> chosen,
+                     const KeyView& keys, std::int64_t end, ChoiceScratch& s) {
+  std::vector<float> met(static_cast<std::size_t>(samples.count()), empty_lse);
+  std::vector<float> total = met;
+  second_look(samples, every(0, (end + key_block - 1) / key_block), keys, end, s,
+              [&](std::int64_t block, std::int64_t sample, float lse) {
+                const auto i = static_cast<std::size_t>(sample);
+                total[i] = add_logs(total[i], lse);
+                if (std::ranges::binary_search(chosen, block)) met[i] = add_logs(met[i], lse);
+              });
+  double mass = 0;
+  for (std::size_t i = 0; i < met.size(); ++i) mass += std::exp(met[i] - total[i]);
+  return mass / static_cast<double>(met.size());
+}
+
 }  // namespace
 
 ForcedBlocks::ForcedBlocks(std::int64_t first, std::int64_t window, std::int64_t sink_tokens)
@@ -255,7 +272,8 @@ ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forc
     met += s.shares[block];
   }
   std::ranges::sort(chosen.blocks);
-  chosen.mass = std::min(1.0, met / count);
+  chosen.mass = budget.measure ? measured_mass(samples, chosen.blocks, keys, end, s) : met / count;
+  chosen.mass = std::min(1.0, chosen.mass);
   return chosen;
 }
 

@@ -64,7 +64,8 @@ struct BlockQueries {
 /// What a block of queries attends.
 struct ChosenBlocks {
   std::vector<std::int64_t> blocks;  ///< of keys, forced ones included; ascending
-  double mass = 1;                   ///< the share of the sampled queries' attention, an estimate
+  /// The share of the sampled queries' attention, an estimate; exact with BlockBudget::measure.
+  double mass = 1;
 };
 
 /// Chooses for one block of queries. keys: key i has position i, as far as the block's last token.

@@ -50,6 +50,12 @@ struct ContextBuilder::State {
           fmt::format("a context on a CUDA device keeps its rows in bf16, q8 or q4, not {}",
                       options.dtype.name()));
     }
+    if (options.attention.mode == Prefill::sparse && options.attention.measure &&
+        device.is_cuda()) {
+      throw Unsupported(
+          "the measured share of attention of a sparse prefill on a CUDA device; the host "
+          "(--device cpu) has it, both have an estimate");
+    }
     check_key_bias(shape, options.key_bias);
     bias = std::make_shared<const std::vector<float>>(std::move(options.key_bias));
     states = make_states(options.capacity);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "topkv/error.h"
 
 namespace topkv {
@@ -16,11 +18,15 @@ BlockBudget budget(const PrefillAttention& attention) {
         "least number from 0 to that, and a mass above 0 and up to 1",
         attention.keys, attention.least_keys, attention.mass));
   }
-  const auto whole = [](std::int64_t keys) {
-    return (keys + key_block - 1) / key_block * key_block;
+  constexpr std::int64_t no_text = std::int64_t{1} << 40;  // has as many keys
+  const auto whole = [=](std::int64_t keys) {
+    return (std::min(keys, no_text) + key_block - 1) / key_block * key_block;
   };
-  return {whole(attention.keys), whole(attention.least_keys), attention.mass};
+  return {whole(attention.keys), whole(attention.least_keys), attention.mass, attention.measure};
 }
+
+/// Whether chunks of dual chunk attention begin at blocks of queries.
+bool can_choose(const AttentionShape& shape) { return shape.chunk_len % query_block == 0; }
 
 LayerVisibility visible(const AttentionShape& shape, std::int64_t layer,
                         const PrefillAttention& attention) {
@@ -35,7 +41,7 @@ LayerVisibility visible(const AttentionShape& shape, std::int64_t layer,
   }
   const CausalWindow window{attention.window, attention.sinks};
   if (attention.mode == Prefill::window) return window;
-  if (shape.chunk_len % query_block != 0) {
+  if (!can_choose(shape)) {
     throw InvalidArgument(
         fmt::format("sparse prefill of attention in chunks of {} tokens; expected a multiple of {}",
                     shape.chunk_len, query_block));
@@ -46,18 +52,43 @@ LayerVisibility visible(const AttentionShape& shape, std::int64_t layer,
 }  // namespace
 
 std::string_view name_of(Prefill mode) {
-  return mode == Prefill::dense ? "dense" : mode == Prefill::window ? "window" : "sparse";
+  switch (mode) {
+    case Prefill::dense:
+      return "dense";
+    case Prefill::window:
+      return "window";
+    case Prefill::sparse:
+      return "sparse";
+    case Prefill::automatic:
+      break;
+  }
+  return "auto";
 }
 
 Prefill parse_prefill(std::string_view name) {
-  for (const Prefill mode : {Prefill::dense, Prefill::window, Prefill::sparse})
+  for (const Prefill mode :
+       {Prefill::automatic, Prefill::dense, Prefill::sparse, Prefill::window}) {
     if (name == name_of(mode)) return mode;
+  }
   throw InvalidArgument(
-      fmt::format("prefill is '{}'; expected 'dense', 'window' or 'sparse'", name));
+      fmt::format("prefill is '{}'; expected 'auto', 'dense', 'sparse' or 'window'", name));
+}
+
+PrefillAttention resolve_prefill(PrefillAttention attention, const AttentionShape& shape,
+                                 std::int64_t tokens, bool on_cuda) {
+  if (attention.mode != Prefill::automatic) return attention;
+  const bool dense = !can_choose(shape) || (on_cuda && tokens <= longest_dense_on_cuda);
+  attention.mode = dense ? Prefill::dense : Prefill::sparse;
+  return attention;
 }
 
 PrefillVisibility prefill_visibility(const AttentionShape& shape,
                                      const PrefillAttention& attention) {
+  if (attention.mode == Prefill::automatic) {
+    throw InvalidArgument(
+        "prefill 'auto' without the length of the text, on which it depends; expected 'dense', "
+        "'sparse' or 'window' (resolve_prefill chooses for a length)");
+  }
   PrefillVisibility all;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     all.push_back(visible(shape, layer, attention));

@@ -20,14 +20,19 @@ std::int64_t device_states_bytes(const AttentionShape& shape, const DeviceSizes&
   return bytes;
 }
 
+PrefillAttention resolved(const ModelConfig& config, const DeviceSizes& device,
+                          const PrefillOptions& options, std::int64_t tokens) {
+  return resolve_prefill(options.attention, config.attention, tokens, device.is_cuda());
+}
+
 }  // namespace
 
 std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
-                           const PrefillOptions& options, std::int64_t chunk,
-                           std::int64_t tokens) {
+                           const PrefillOptions& options, std::int64_t chunk, std::int64_t tokens) {
   const std::int64_t attention = device.prefill_attention_bytes(
-      config.attention, prefill_visibility(config.attention, options.attention), options.kv_dtype,
-      chunk, tokens);
+      config.attention,
+      prefill_visibility(config.attention, resolved(config, device, options, tokens)),
+      options.kv_dtype, chunk, tokens);
   return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
          device.allocation_bytes(attention) + device_states_bytes(config.attention, device);
 }
@@ -41,7 +46,8 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
   if (options.chunk > 0) return at_most_all(options.chunk);
   std::int64_t chunk = device.prefill_chunk();
   // Each chunk of a sparse prefill takes all rows of a layer to the device.
-  if (device.is_cuda() && options.attention.mode == Prefill::sparse) chunk *= 4;
+  if (device.is_cuda() && resolved(config, device, options, tokens).mode == Prefill::sparse)
+    chunk *= 4;
   constexpr std::int64_t smallest = 256;
   while (device.is_cuda() && chunk > smallest &&
          prefill_bytes(config, device, options, chunk, tokens) > room) {

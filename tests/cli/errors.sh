@@ -202,6 +202,8 @@ for flags in '--top-p 0' '--top-p nan' '--top-p 1.5' '--temp nan' '--temp -1' '-
   '--kv-topk -1' '--kv-topk 1,2' '--kv-topk uniform:1' '--kv-topk nan' '--kv-window 0' \
   '--kv-sinks -1' '--kv-dense-layers 9' '--kv-dense-layers some' '--kv-index flat' \
   '--kv-select head' '--kv-dtype f64' '--prefill full' '--prefill-window 0' \
+  '--prefill-keys 0' '--prefill-keys -1' '--prefill-least -1' '--prefill-least 9K' '--prefill-mass 0' \
+  '--prefill-mass 1.1' '--prefill-mass nan' \
   '--chunk 0' '--chunk some' '--kv-topk ９' '--seed 42 --seed 43' '-t' '--temp --top-k 3' '--json=1'; do
   flag=${flags%%[ =]*}
   # shellcheck disable=SC2086
@@ -210,6 +212,11 @@ for flags in '--top-p 0' '--top-p nan' '--top-p 1.5' '--temp nan' '--temp -1' '-
   # shellcheck disable=SC2086
   [ "$flags" = '--json=1' ] || refuses 2 "error: $flag" needle -m "$model" -c 4K $flags
 done
+refuses 2 '--prefill-least: expected at most the 64 of --prefill-keys, found 65; give less, or raise --prefill-keys' \
+  prefill -m "$model" -f in.txt -o x.tkv --prefill-keys 64 --prefill-least 65
+refuses 2 '--prefill-least: expected at most the 64' bench prefill --shape needle-14m -c 4K --prefill sparse --prefill-keys 64 --prefill-least 65
+refuses 2 '--measure: a window prefill chooses no keys; leave it out, or give --prefill sparse' \
+  prefill -m "$model" -f in.txt -o x.tkv --prefill window --measure
 refuses_early 1 'no-such-model' generate -m no-such-model -p a -f -
 refuses_early 1 'no-such-file' generate -m "$model" -p a -f - -f no-such-file
 refuses_early 2 "'-' is given twice" generate -m "$model" -p a -f - -f -
@@ -233,11 +240,12 @@ refuses 2 "--fresh: takes no value, found 'yes'" needle -m "$model" --fresh=yes
 refuses 2 "did you mean group?" needle -m "$model" --kv-select gruop
 refuses 2 "-o: expected a directory, found ''" needle -m "$model" -o ''
 for flag in -m -t --device --gpu-mem --kv-index --kv-topk --kv-window --kv-sinks --kv-select \
-  --kv-dense-layers --prefill --prefill-window --chunk --kv-dtype --mem -n --temp --top-p \
+  --kv-dense-layers --prefill --prefill-window --prefill-keys --prefill-least --prefill-mass \
+  --chunk --kv-dtype --mem -n --temp --top-p \
   --top-k --seed -c --depths --haystack --needle --needle-text --question --answer -o; do
   refuses 2 "$flag: expected .*, found ''" needle "$flag" '' -m "$model"
 done
-for flag in --shape -c --layers --tokens --prefill --prefill-window --chunk --mem --at --seed; do
+for flag in --shape -c --layers --tokens --prefill --prefill-window --prefill-keys --prefill-mass --chunk --mem --at --seed; do
   refuses 2 "$flag: expected .*, found ''" bench decode "$flag" '' --shape needle-14m -c 4K
 done
 refuses 2 "is given twice, it is the same as 'hnsw'" \

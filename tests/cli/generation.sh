@@ -37,6 +37,44 @@ holds 'ends with the first before \n' test "$(wc -l <cut)" -eq 1 -a "$(cat cut)"
 lines --stop '\\n' >cut
 holds 'and goes on where the text has a backslash' cmp whole cut
 
+# A text that is longer than what its tokens attend.
+python3 -c 'print("The sky is blue and the grass is green. The sun is over the hill by the sea. " * 150)' >long.txt
+over() { "$topkv" generate -m "$model" --device cpu -t 2 -f long.txt -p 'The sky' -n 4 "$@"; }
+sparse='--prefill-window 64 --prefill-keys 256 --prefill-least 0'
+over $sparse >out 2>log
+holds 'the share of attention that a sparse prefill met is told' grep -q '^prefill    sparse: [0-9.]* % of dense attention by estimate ([0-9.]* % in layer [0-9], the least), [0-9.]* % of the keys$' log
+over $sparse --quiet >out 2>log
+holds 'but not to who wants no figures' test ! -s log
+over $sparse --json >events 2>/dev/null
+holds 'programs are told, too' python3 -c '
+import json
+answer = json.loads(open("events").readlines()[-1])
+assert answer["prefill"] == "sparse"
+assert 0 < answer["attended_keys"] < 0.5 and 0 < answer["attended_mass_least"] < answer["attended_mass"] < 1'
+over --json >events 2>/dev/null
+holds 'auto is sparse here' grep -q '"prefill":"sparse","attended_mass":1.0,"attended_mass_least":1.0,"attended_keys":1.0' events
+over --prefill dense --quiet >dense && over --quiet >auto
+holds 'and dense while a text is short' cmp dense auto
+over 2>&1 >/dev/null | grep '^prefill    ' >log
+holds 'of which nothing is told' test ! -s log
+read_it() { "$topkv" prefill -m "$model" --device cpu -t 2 -f long.txt -o long.tkv "$@"; }
+read_it $sparse --measure >out 2>log
+holds 'prefill can measure the share' grep -q '^prefill    sparse: [0-9.]* % of dense attention, measured (' log
+read_it $sparse --json >estimated 2>log
+holds 'with --json there is nothing else' test "$(wc -l <estimated)" -eq 1 -a "$(grep -c '^context' log)" -eq 0
+read_it $sparse --measure --json >measured 2>log
+holds 'layer by layer' python3 -c '
+import json
+estimated, measured = (json.load(open(f)) for f in ("estimated", "measured"))
+assert measured["measured"] and not estimated["measured"]
+assert len(measured["layers"]) == len(estimated["layers"]) > 1
+assert [x["attended_keys"] for x in measured["layers"]] == [x["attended_keys"] for x in estimated["layers"]]
+for a, b in zip(measured["layers"], estimated["layers"]):
+    assert abs(a["attended_mass"] - b["attended_mass"]) < 0.1
+assert measured["attended_mass_least"] == min(x["attended_mass"] for x in measured["layers"])
+assert measured["attended_mass"] != estimated["attended_mass"]'
+holds 'the file says how it was read' sh -c '"$0" info long.tkv | grep -q "sparse prefill"' "$topkv"
+
 generate -n 6 --temp 1.5 --seed 7 --logprobs 2 --json >events 2>/dev/null
 generate -n 6 --temp 1.5 --seed 7 >text 2>/dev/null
 holds 'events are the tokens, the text and the answer' python3 -c '

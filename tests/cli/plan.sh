@@ -14,21 +14,21 @@ holds 'and needs no way out' test "$(grep -c '^fits' out)" -eq 0
 plan -c 64K --mem 4GiB --kv-host-search
 holds 'a search that is left to the host is among the flags' grep -q '^run .*--kv-host-search' out
 
-# Read densely, a long text takes the host hours.
+# A long text is read with sparse attention: densely it would take the host hours.
 plan -c 1M --mem 16GiB
-holds 'without a GPU a long text is read in window mode' grep -q '^run  .* --prefill window --device cpu' out
-holds 'for a reason that is told' grep -q '^prefill   window: .*; dense prefill takes 6,755 TFLOP of attention, 18 h .* at 100 GFLOP/s$' out
+holds 'without a GPU a long text is read sparsely, as the commands do' grep -q '^run  .* --kv-index [^ ]* --device cpu' out
+holds 'with what it takes, and what dense attention would' grep -q '^prefill   sparse: a token attends up to 9,220 keys: [0-9]* TFLOP, [0-9]* min.* at 100 GFLOP/s; dense prefill takes 6,755 TFLOP, 18 h .* at 100 GFLOP/s$' out
 plan -c 1M --mem 16GiB --json
-holds 'which programs are told, too' python3 -c 'import json; p = json.load(open("out")); assert p["prefill"] == "window" and 6e15 < p["dense_prefill_flop"] < 7e15'
+holds 'which programs are told, too' python3 -c 'import json; p = json.load(open("out")); assert p["prefill"] == "sparse" and 6e15 < p["dense_prefill_flop"] < 7e15 and 1e14 < p["prefill_flop"] < 2e14'
 plan -c 1M --mem 16GiB --prefill dense
-holds 'what is asked for stays' test "$(grep -c -- '^run .*--prefill' out)" -eq 0
-holds 'with what it takes' grep -q '^prefill   dense: .* TFLOP of attention, .* h .*; --prefill window takes far less$' out
+holds 'what is asked for stays' grep -q '^run .* --prefill dense ' out
+holds 'with the other way' grep -q '^prefill   dense: 6,755 TFLOP, .* h .*; --prefill sparse takes [0-9]* TFLOP, .* at most$' out
 plan -c 1M --mem 16GiB --prefill window
-holds 'and so does the other way' grep -q '^run  .* --prefill window' out
-plan -c 64K --mem 4GiB
-holds 'what is read in minutes is read densely' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
-if "$topkv" plan "$model" -c 1M --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
-  holds 'so is anything with a GPU' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+holds 'so does the window' grep -q '^run  .* --prefill window' out
+plan -c 8K --mem 4GiB
+holds 'nothing is said where every token attends all' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+if "$topkv" plan "$model" -c 64K --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
+  holds 'nor where a GPU reads densely' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
 fi
 
 plan -c 1M --mem 1GiB

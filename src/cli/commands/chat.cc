@@ -44,7 +44,7 @@ struct ChatFlags {
 };
 
 void check_flags(const ChatFlags& flags) {
-  check_flags(flags.retrieval);
+  check_flags(flags.retrieval, flags.prefill);
   check_flags(flags.answers);
   template_variables(flags.variables);
   for (const std::string& file : flags.files) {
@@ -135,6 +135,8 @@ class Chat {
     fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
                format_seconds(prefilled.seconds + prefilled.times.indexing),
                byte_text(prefilled.context->memory().rows_bytes));
+    if (const std::string attended = attended_text(prefilled.shares); !attended.empty())
+      fmt::print(stderr, "prefill    {}: {}\n", name_of(prefilled.attention.mode), attended);
   }
 
   /// A template that moves or rewrites what the context was made of.

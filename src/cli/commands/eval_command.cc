@@ -26,12 +26,13 @@
 namespace topkv::cli {
 namespace {
 
-std::string settings_line(const EvalFlags& flags) {
+/// prefill: the flags with the mode of all contexts.
+std::string settings_line(const EvalFlags& flags, const PrefillFlags& prefill) {
   const RetrievalFlags& kv = flags.retrieval;
   std::string text = fmt::format("window {}, sinks {}, rows by {}", kv.window, kv.sinks,
                                  kv.select == "group" ? "group" : "query head");
   if (!kv.dense_layers) text += ", all layers dense";
-  text = settings_text(std::move(text), kv, flags.prefill);
+  text = settings_text(std::move(text), kv, prefill);
   text += fmt::format("; prose {}", flags.essays.empty() ? "generated" : printable(flags.essays));
   return text + fmt::format("; seed {}", flags.seed);
 }
@@ -43,8 +44,11 @@ void print_lines(const std::vector<EvalResult>& results) {
 }
 
 // Shows all that the directory holds, of this run and earlier ones, and writes what is made of it.
-void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t missing) {
-  const std::string settings = settings_line(flags);
+void finish(const EvalFlags& flags, const Model& model, const EvalDirectory& directory,
+            std::int64_t missing) {
+  const auto lengths = directory.configuration().at("lengths").get<std::vector<std::int64_t>>();
+  const std::string settings = settings_line(
+      flags, resolved(flags.prefill, model.config().attention, lengths, model.device()));
   const ScoreFiles files =
       write_scores(directory, fmt::format("Scores of {}", model_name(flags.model)), settings);
   if (flags.json) {
@@ -135,7 +139,7 @@ int run_eval(const EvalFlags& flags) {
   }
   progress.finish();
   if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
-  if (status == 0 || !directory.results().empty()) finish(flags, directory, run.missing());
+  if (status == 0 || !directory.results().empty()) finish(flags, model, directory, run.missing());
   return status;
 }
 

@@ -254,7 +254,7 @@ int run_prefills(const FidelityFlags& flags) {
   PrefillFlags prefill = flags.prefill;
   prefill.dtype = flags.dtypes.front();
   const RetrievalFlags& retrieval = flags.compared.retrieval;
-  const std::vector<PrefillAttention> ways = ways_of(flags.prefills, prefill, retrieval);
+  std::vector<PrefillAttention> ways = ways_of(flags.prefills, prefill, retrieval);
   prefill.mode = "dense";
   const PrefillOptions options = prefill_options(prefill, retrieval);
   check_rows(config.attention, 2 * flags.context, options);
@@ -266,6 +266,9 @@ int run_prefills(const FidelityFlags& flags) {
   const FidelityText text =
       make_fidelity_text(model.tokenizer(), model.tokenizer().beginning_tokens(), flags.context,
                          depths, flags.haystack, flags.seed);
+  for (PrefillAttention& way : ways) {
+    way = resolve_prefill(way, config.attention, std::ssize(text.context), device.is_cuda());
+  }
   const std::vector<Json> lines = compare_prefills(model, text, ways, options,
                                                    {.context_tokens = std::ssize(text.context),
                                                     .haystack = printable(flags.haystack),
@@ -304,6 +307,7 @@ int run_fidelity(FidelityFlags flags) {
       make_fidelity_text(model.tokenizer(), model.tokenizer().beginning_tokens(), flags.context,
                          depths, flags.haystack, flags.seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
+  flags.prefill = resolved(flags.prefill, config.attention, {&tokens, 1}, device);
   std::shared_ptr<const Context> dense;  // what all are compared with
   std::vector<Fidelity> settings;
   for (const std::string& dtype : dtypes) {

@@ -61,7 +61,7 @@ struct Reading {
 };
 
 void check_flags(const GenerateFlags& flags) {
-  check_flags(flags.retrieval);
+  check_flags(flags.retrieval, flags.prefill);
   check_flags(flags.answers);
   if (flags.prompt.empty() && flags.files.empty()) {
     throw UsageError(
@@ -152,6 +152,11 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["context_tokens"] = prefilled.context->tokens();
   json["prefill_seconds"] = prefilled.seconds;
   json["prefill_tokens_per_second"] = json_rate(prefilled.context->tokens(), prefilled.seconds);
+  json["prefill"] = name_of(prefilled.attention.mode);
+  const std::optional<AttendedShare> attended = attended_share(prefilled.shares);
+  json["attended_mass"] = attended ? attended->mass : 1.0;
+  json["attended_mass_least"] = attended ? attended->least_mass : 1.0;
+  json["attended_keys"] = attended ? attended->keys : 1.0;
   json["prompt_tokens"] = figures.prompt_tokens;
   json["prompt_seconds"] = result.prompt_seconds;
   json["generated_tokens"] = generated;
@@ -204,6 +209,8 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
     fmt::print(stderr, "context    {} tokens, {}/s, {} of rows\n", format_grouped(context),
                format_rate(rate(context, prefilled.seconds)), byte_text(figures.memory.rows_bytes));
   }
+  if (const std::string attended = attended_text(prefilled.shares); !attended.empty())
+    fmt::print(stderr, "prefill    {}: {}\n", name_of(prefilled.attention.mode), attended);
   if (figures.memory.index_bytes > 0) {
     const std::int64_t queries = figures.memory.queries_bytes;
     fmt::print(stderr, "index      {}, {}{}, waited for it {}\n", figures.index,

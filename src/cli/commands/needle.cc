@@ -28,8 +28,9 @@
 namespace topkv::cli {
 namespace {
 
-std::string settings_line(const NeedleFlags& flags, const NeedleOptions& options,
-                          const std::vector<std::string>& indices) {
+/// prefill: the flags with the mode of all contexts.
+std::string settings_line(const NeedleFlags& flags, const PrefillFlags& prefill,
+                          const NeedleOptions& options, const std::vector<std::string>& indices) {
   const RetrievalFlags& kv = flags.retrieval;
   std::string text =
       fmt::format("top {} of {} by {}, window {}, sinks {}", kv.k,
@@ -38,7 +39,7 @@ std::string settings_line(const NeedleFlags& flags, const NeedleOptions& options
   if (!kv.tail.empty()) text += ", tail " + tail_text(kv.tail);
   if (kv.mass) text += fmt::format(", mass {}", *kv.mass);
   if (kv.error) text += fmt::format(", error {}", *kv.error);
-  text = settings_text(kv.dense_layers ? text : "dense in all layers", kv, flags.prefill);
+  text = settings_text(kv.dense_layers ? text : "dense in all layers", kv, prefill);
   if (const double heat = sampling_options(flags.sampling).temperature; heat > 0) {
     text += fmt::format("; temperature {:g}", heat);
   }
@@ -90,13 +91,15 @@ void print_score(const std::vector<EvalResult>& cells, std::int64_t not_run) {
 }
 
 // Shows all that the directory holds, of this run and earlier ones.
-void finish(const NeedleFlags& flags, const NeedleOptions& options, const EvalDirectory& directory,
-            std::int64_t missing) {
+void finish(const NeedleFlags& flags, const NeedleOptions& options, const Model& model,
+            const EvalDirectory& directory, std::int64_t missing) {
   const auto indices = directory.configuration().at("kv_index").get<std::vector<std::string>>();
   const auto lengths = directory.configuration().at("lengths").get<std::vector<std::int64_t>>();
   const std::vector<EvalResult> cells = in_grid_order(directory.results(), indices);
   const Grid grid = make_grid(cells, lengths, options.grid.depths, indices);
-  const std::string settings = settings_line(flags, options, indices);
+  const std::string settings = settings_line(
+      flags, resolved(flags.prefill, model.config().attention, lengths, model.device()), options,
+      indices);
   write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
   const std::string title = fmt::format("Needles found by {}", model_name(flags.model));
   const std::string picture = svg_heatmap(grid, title, settings);
@@ -216,7 +219,8 @@ int run_needle(NeedleFlags flags) {
   }
   progress.finish();
   if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
-  if (status == 0 || !directory.results().empty()) finish(flags, options, directory, run.missing());
+  if (status == 0 || !directory.results().empty())
+    finish(flags, options, model, directory, run.missing());
   return status;
 }
 

@@ -184,9 +184,11 @@ int run_perplexity(PerplexityFlags flags) {
   progress_of_score({"score", "tokens", total, total});
   progress.finish();
   const PerplexityReport report = run.report();
+  const std::int64_t read = length - scored - 1;
+  const PrefillFlags read_by = resolved(flags.prefill, config.attention, {&read, 1}, device);
   const PerplexityFacts facts{.piece_tokens = length,
                               .kv_dtype = flags.prefill.dtype,
-                              .prefill = flags.prefill.mode,
+                              .prefill = read_by.mode,
                               .weights = flags.model.weights,
                               .device = device.name(),
                               .version = version()};

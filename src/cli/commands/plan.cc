@@ -52,36 +52,52 @@ PlanRequest request_of(const PlanFlags& flags) {
   return request;
 }
 
-/// What reading the text densely takes, each token attending all before it, and whether it is to be
-/// read so.
+/// What reading the text takes, and what it would take if each token attended all before it.
 struct Reading {
-  double dense_flop = 0;  // of attention alone
-  bool host = false;      // which computes
-  Prefill mode = Prefill::dense;
+  PrefillAttention attention = {};  // with the mode that is planned
+  double dense_flop = 0;            // of attention alone
+  double sparse_flop = 0;           // if each token attends as many keys as it may
+  bool host = false;                // which computes
 
   /// What a few cores of a CPU do, as an order: whoever knows theirs can divide.
   static constexpr double host_flops = 100e9;
-  double host_seconds() const { return dense_flop / host_flops; }
   bool long_on_host() const {
     constexpr double long_wait = 600;  // seconds
-    return host && host_seconds() > long_wait;
+    return host && dense_flop / host_flops > long_wait;
+  }
+  Prefill mode() const { return attention.mode; }
+  double flop() const { return mode() == Prefill::dense ? dense_flop : sparse_flop; }
+  std::string text_of(double flop) const {
+    const std::string text = fmt::format("{} TFLOP", format_grouped(std::llround(flop / 1e12)));
+    return host ? fmt::format("{}, {} at {:.0f} GFLOP/s", text, format_seconds(flop / host_flops),
+                              host_flops / 1e9)
+                : text;
   }
 };
+
+/// The pairs of a query and a key of `tokens` tokens that attend up to `most` keys each.
+double pairs_of(std::int64_t tokens, std::int64_t most) {
+  const auto first = static_cast<double>(std::min(tokens, most));  // these attend all
+  return first * first / 2 + (static_cast<double>(tokens) - first) * static_cast<double>(most);
+}
 
 Reading reading_of(const PlanFlags& flags, const PlanRequest& request,
                    const AttentionShape& shape) {
   Reading reading{.host = request.gpu_memory == 0};
-  const auto tokens = static_cast<double>(request.tokens);
+  reading.attention = resolve_prefill(prefill_attention(flags.prefill, PrefillAttention().sinks),
+                                      shape, request.tokens, !reading.host);
+  const PrefillAttention& attention = reading.attention;
+  const std::int64_t chosen = attention.mode == Prefill::window ? 0 : attention.keys;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!shape.is_attention(layer)) continue;
-    const auto window = static_cast<double>(shape.window_of(layer));
-    const double pairs = window > 0 && window < tokens ? tokens * window : tokens * tokens / 2;
+    const std::int64_t window = shape.window_of(layer);
+    const std::int64_t all = window > 0 ? window : request.tokens;
+    const std::int64_t some = std::min(all, attention.window + attention.sinks + chosen);
     // A multiplication and an addition for each element of a key, and of a value.
-    reading.dense_flop += 4 * pairs * static_cast<double>(shape.q_heads * shape.head_dim_of(layer));
+    const double pair = 4 * static_cast<double>(shape.q_heads * shape.head_dim_of(layer));
+    reading.dense_flop += pair * pairs_of(request.tokens, all);
+    reading.sparse_flop += pair * pairs_of(request.tokens, some);
   }
-  const bool window =
-      flags.prefill.mode.empty() ? reading.long_on_host() : flags.prefill.mode == "window";
-  reading.mode = window ? Prefill::window : Prefill::dense;
   return reading;
 }
 
@@ -126,20 +142,16 @@ void print_speed(const char* name, const PlacePlan& place) {
       gb, name, 100 / gb);
 }
 
-/// Where dense prefill would take long: how long, and the other way.
-void print_reading(const PlanFlags& flags, const Reading& reading) {
-  if (!reading.long_on_host() || flags.prefill.mode == "window") return;
-  const std::string dense =
-      fmt::format("{} TFLOP of attention, {} at {:.0f} GFLOP/s",
-                  format_grouped(std::llround(reading.dense_flop / 1e12)),
-                  format_seconds(reading.host_seconds()), Reading::host_flops / 1e9);
-  if (reading.mode == Prefill::window) {
-    fmt::print(
-        "prefill   window: each token attends to the first and the latest tokens only; dense "
-        "prefill takes {}\n",
-        dense);
-  } else {
-    fmt::print("prefill   dense: {}; --prefill window takes far less\n", dense);
+/// If prefill is sparse, or takes long: what its attention takes, and the other way.
+void print_reading(const Reading& reading) {
+  const PrefillAttention& attention = reading.attention;
+  if (reading.mode() == Prefill::sparse && reading.sparse_flop < reading.dense_flop) {
+    fmt::print("prefill   sparse: a token attends up to {} keys: {}; dense prefill takes {}\n",
+               format_grouped(attention.keys + attention.window + attention.sinks),
+               reading.text_of(reading.sparse_flop), reading.text_of(reading.dense_flop));
+  } else if (reading.mode() == Prefill::dense && reading.long_on_host()) {
+    fmt::print("prefill   dense: {}; --prefill sparse takes {} at most\n",
+               reading.text_of(reading.dense_flop), reading.text_of(reading.sparse_flop));
   }
 }
 
@@ -202,7 +214,7 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
   print_place("host", shown.host);
   if (!shown.gpu.items.empty()) print_speed("GPU", shown.gpu);
   print_speed("host", shown.host);
-  print_reading(flags, reading);
+  print_reading(reading);
   if (chosen == nullptr) {
     fmt::print("missing   {}\n", missing_text(shown));
     return;
@@ -214,7 +226,7 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
   }
   fmt::print("run       topkv generate -m {} {}{}{} -f FILE -p QUESTION\n",
              printable(flags.directory), shown.flags(),
-             reading.mode == Prefill::dense ? "" : " --prefill window",
+             flags.prefill.mode == "auto" ? "" : " --prefill " + flags.prefill.mode,
              shown.gpu.items.empty()    ? " --device cpu"
              : flags.gpu_memory.empty() ? ""
                                         : " --gpu-mem " + flags.gpu_memory);
@@ -224,7 +236,7 @@ int run_plan(const PlanFlags& flags) {
   PlanRequest request = request_of(flags);
   const ModelConfig config = described_model(flags.directory);
   const Reading reading = reading_of(flags, request, config.attention);
-  request.prefill.mode = reading.mode;
+  request.prefill = reading.attention;
   for (const std::string& warning : config.warnings) print_warning(warning);
   if (const std::string line = config.beyond_reach(request.tokens); !line.empty())
     print_warning(line);
@@ -236,7 +248,8 @@ int run_plan(const PlanFlags& flags) {
     Json json;
     json["weights_here"] = weights_here;
     json["tokens"] = request.tokens;
-    json["prefill"] = reading.mode == Prefill::window ? "window" : "dense";
+    json["prefill"] = name_of(reading.mode());
+    json["prefill_flop"] = reading.flop();
     json["dense_prefill_flop"] = reading.dense_flop;
     json["chosen"] = chosen == nullptr ? Json() : json_of(*chosen);
     json["one_step_up"] = up == nullptr ? Json() : json_of(*up);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "src/cli/commands.h"
@@ -39,11 +40,18 @@ struct PrefillCommandFlags {
   bool chat = false;
   std::string system;
   std::optional<std::int64_t> length;  // not set: the model's reach
+  bool measure = false;
+  bool json = false;
   bool quiet = false;
 };
 
 void check_flags(const PrefillCommandFlags& flags) {
-  check_flags(flags.retrieval);
+  if (flags.measure && (flags.prefill.mode == "dense" || flags.prefill.mode == "window")) {
+    throw UsageError(fmt::format(
+        "--measure: a {} prefill chooses no keys; leave it out, or give --prefill sparse",
+        flags.prefill.mode));
+  }
+  check_flags(flags.retrieval, flags.prefill);
   if (!flags.system.empty() && !flags.chat)
     throw UsageError("--system: a plain text has no system message; add --chat");
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1)
@@ -66,6 +74,32 @@ std::optional<ChatTemplate> chat_of(const PrefillCommandFlags& flags) {
     throw Unsupported(fmt::format("{}; leave --chat out, or use topkv chat -f", error.what()));
   }
   return chat;
+}
+
+/// One object: what was read, and what tokens attended in each layer in which they choose keys.
+void print_json(const PrefillCommandFlags& flags, const Prefilled& prefilled, std::int64_t bytes) {
+  Json json;
+  json["file"] = flags.output;
+  json["file_bytes"] = bytes;
+  json["context_tokens"] = prefilled.context->tokens();
+  json["indices"] = prefilled.context->indices();
+  json["prefill"] = name_of(prefilled.attention.mode);
+  json["prefill_seconds"] = prefilled.seconds;
+  const std::optional<AttendedShare> attended = attended_share(prefilled.shares);
+  json["attended_mass"] = attended ? attended->mass : 1.0;
+  json["attended_mass_least"] = attended ? attended->least_mass : 1.0;
+  json["attended_keys"] = attended ? attended->keys : 1.0;
+  json["measured"] = flags.measure;
+  json["layers"] = Json::array();
+  for (std::size_t layer = 0; layer < prefilled.shares.size(); ++layer) {
+    const PrefillShare& share = prefilled.shares[layer];
+    if (share.queries == 0) continue;
+    json["layers"].push_back({{"layer", layer},
+                              {"attended_mass", share.mean_mass()},
+                              {"attended_keys", share.key_share()}});
+  }
+  json["version"] = version();
+  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 int run_prefill(PrefillCommandFlags flags) {
@@ -100,27 +134,34 @@ int run_prefill(PrefillCommandFlags flags) {
              expected_file_bytes(model.config().attention, tokens,
                                  prefill_options(flags.prefill, flags.retrieval).kv_dtype,
                                  flags.retrieval.indices));
-  Prefilled prefilled = prefill(model, flags.retrieval, flags.prefill, kept.tokens, progress);
+  Prefilled prefilled =
+      prefill(model, flags.retrieval, flags.prefill, kept.tokens, progress, flags.measure);
+  const std::string_view mode = name_of(prefilled.attention.mode);
   for (std::size_t i = 1; i < flags.retrieval.indices.size(); ++i) {
     prefilled.context = prefilled.context->with_index(flags.retrieval.indices[i],
                                                       progress.callback("index"), device);
   }
   const Stopwatch saving;
-  save_context(*prefilled.context, flags.output,
-               {.model = model.fingerprint(),
-                .made_with = fmt::format("{} of {}, weights {}, {} prefill",
-                                         model.config().model_type, model_name(flags.model),
-                                         name_of(model.weights()), flags.prefill.mode),
-                .length = length,
-                .tokens = kept.tokens,
-                .end = kept.end},
-               progress.callback("save"));
+  save_context(
+      *prefilled.context, flags.output,
+      {.model = model.fingerprint(),
+       .made_with = fmt::format("{} of {}, weights {}, {} prefill", model.config().model_type,
+                                model_name(flags.model), name_of(model.weights()), mode),
+       .length = length,
+       .tokens = kept.tokens,
+       .end = kept.end},
+      progress.callback("save"));
   progress.finish();
-  if (flags.quiet) return 0;
   const double seconds = saving.seconds();
   const std::int64_t bytes = context_file_info(flags.output).file_bytes;
+  if (flags.json) print_json(flags, prefilled, bytes);
+  if (flags.quiet || flags.json) return 0;
   fmt::print(stderr, "context    {} tokens, {}/s\n", format_grouped(tokens),
              format_rate(static_cast<double>(tokens) / prefilled.seconds));
+  if (const std::string attended = attended_text(prefilled.shares, flags.measure);
+      !attended.empty()) {
+    fmt::print(stderr, "prefill    {}: {}\n", mode, attended);
+  }
   fmt::print(stderr, "indices    {}\n", fmt::join(prefilled.context->indices(), ", "));
   fmt::print(stderr, "file       {}, {} in {}\n", printable(flags.output), byte_text(bytes),
              format_seconds(seconds));
@@ -138,6 +179,8 @@ Run add_prefill(CLI::App& app) {
   bind("--chat", flags->chat);
   bind("--system", flags->system);
   bind("--length", flags->length);
+  bind("--measure", flags->measure);
+  bind("--json", flags->json);
   bind("--quiet", flags->quiet);
   return [flags] { return run_prefill(*flags); };
 }

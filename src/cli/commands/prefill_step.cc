@@ -11,8 +11,8 @@ namespace {
 
 constexpr double long_wait = 60;  // seconds
 
-/// In window mode each token attends as many as the others.
-Cost cost_of(Prefill mode) { return mode == Prefill::window ? Cost::steady : Cost::grows; }
+/// In window mode each token attends as many as the others, and in sparse mode hardly more.
+Cost cost_of(Prefill mode) { return mode == Prefill::dense ? Cost::grows : Cost::steady; }
 
 /// Once it is known that a dense prefill on the host takes long: that there is another way.
 class QuickerWay {
@@ -27,7 +27,8 @@ class QuickerWay {
     there_is_ = false;
     progress_.note(fmt::format(
         "dense prefill takes about {} more: each token attends to all tokens before it; --prefill "
-        "window is far faster: each token attends to the first and the latest tokens only",
+        "sparse is far faster: each token attends to the first and the latest tokens, and to those "
+        "in between that matter most to it",
         format_seconds(*left)));
   }
 
@@ -38,7 +39,9 @@ class QuickerWay {
 
 Prefilled without_index(const Model& model, PrefillOptions options,
                         const std::vector<Token>& tokens, ProgressBar& progress) {
-  Prefilled prefilled;
+  options.attention = resolve_prefill(options.attention, model.config().attention,
+                                      std::ssize(tokens), model.device().is_cuda());
+  Prefilled prefilled{.attention = options.attention};
   if (tokens.empty()) {
     prefilled.context =
         ContextBuilder(
@@ -57,17 +60,47 @@ Prefilled without_index(const Model& model, PrefillOptions options,
         prefill(done);
         quicker.tell();
       },
-      &prefilled.times);
+      &prefilled.times, &prefilled.shares);
   prefilled.seconds = watch.seconds() - prefilled.times.indexing;
   return prefilled;
 }
 
 }  // namespace
 
+std::optional<AttendedShare> attended_share(std::span<const PrefillShare> shares) {
+  AttendedShare share;
+  PrefillShare all;
+  std::int64_t layers = 0;
+  for (std::size_t layer = 0; layer < shares.size(); ++layer) {
+    if (shares[layer].queries == 0) continue;
+    const double mass = shares[layer].mean_mass();
+    ++layers;
+    all += shares[layer];
+    share.mass += mass;
+    if (layers > 1 && mass >= share.least_mass) continue;
+    share.least_mass = mass;
+    share.least_layer = static_cast<std::int64_t>(layer);
+  }
+  if (layers == 0 || all.keys >= all.dense_keys) return {};
+  share.mass /= static_cast<double>(layers);
+  share.keys = all.key_share();
+  return share;
+}
+
+std::string attended_text(std::span<const PrefillShare> shares, bool measured) {
+  const std::optional<AttendedShare> share = attended_share(shares);
+  if (!share) return {};
+  return fmt::format(
+      "{:.1f} % of dense attention{} ({:.1f} % in layer {}, the least), {:.1f} % of the keys",
+      100 * share->mass, measured ? ", measured" : " by estimate", 100 * share->least_mass,
+      share->least_layer, 100 * share->keys);
+}
+
 Prefilled prefill(const Model& model, const RetrievalFlags& retrieval, const PrefillFlags& prefill,
-                  const std::vector<Token>& tokens, ProgressBar& progress) {
+                  const std::vector<Token>& tokens, ProgressBar& progress, bool measure) {
   const std::string& index = retrieval.indices.front();
   PrefillOptions options = prefill_options(prefill, retrieval);
+  options.attention.measure = measure;
   if (index != "exact") options.indices = retrieval.indices;
   Prefilled prefilled = without_index(model, std::move(options), tokens, progress);
   const Stopwatch indexing;

@@ -16,6 +16,7 @@
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/load_context.h"
 #include "src/cli/commands/load_model.h"
+#include "src/cli/commands/prefill_step.h"
 #include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/interrupt.h"
@@ -75,7 +76,7 @@ std::int64_t kept_bytes(const ServeFlags& flags) {
 }
 
 void check_flags(const ServeFlags& flags) {
-  check_flags(flags.retrieval);
+  check_flags(flags.retrieval, flags.prefill);
   server_options(flags);
   kept_bytes(flags);
   for (const std::string& alias : flags.aliases) {
@@ -161,6 +162,10 @@ int run_serve(ServeFlags flags) {
       .prefill = prefill_options(flags.prefill, flags.retrieval),
       .retrieval = retrieval_options(flags.retrieval, layers, index, 1)};
   if (index != "exact") reading.prefill.indices = {index};
+  reading.on_read = [](const std::string& name, std::span<const PrefillShare> shares) {
+    const std::string attended = attended_text(shares);
+    if (!attended.empty()) fmt::print(stderr, "context {}: sparse prefill, {}\n", name, attended);
+  };
   const std::int64_t reading_memory = reading.prefill.memory_budget;
   serve::Service service(model, std::move(chat),
                          {.model_name = model_name(flags.model),

@@ -68,12 +68,9 @@ void plan_prefill(const BenchFlags& flags, BenchOptions& options) {
   if (modes.empty()) modes = {"dense", "window"};
   check_differ("--prefill", modes);
   for (const std::string& mode : modes) {
-    options.attention.push_back(
-        {.mode = parse_prefill(mode),
-         .window = flags.prefill.window,
-         .keys = flags.prefill.keys,
-         .least_keys = std::min(flags.prefill.least_keys, flags.prefill.keys),
-         .mass = flags.prefill.mass.value_or(1)});
+    PrefillFlags prefill = flags.prefill;
+    prefill.mode = mode;
+    options.attention.push_back(prefill_attention(prefill, PrefillAttention().sinks));
   }
 }
 

@@ -71,7 +71,7 @@ std::vector<std::filesystem::path> files_of(const std::vector<std::string>& list
 }  // namespace
 
 EvalOptions make_options(const EvalFlags& flags) {
-  check_flags(flags.retrieval);
+  check_flags(flags.retrieval, flags.prefill);
   EvalOptions options;
   try {
     options.tasks = parse_tasks(flags.tasks);

@@ -12,7 +12,7 @@
 namespace topkv::cli {
 
 NeedleOptions make_options(const NeedleFlags& flags) {
-  check_flags(flags.retrieval);
+  check_flags(flags.retrieval, flags.prefill);
   // The choices of the flag are in the order of NeedleStyle.
   const std::vector<std::string>& styles =
       find_flag(help_of("needle").groups, "--needle")->value.choices;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "src/cli/flags/suggest.h"
 #include "src/cli/terminal/parse_numbers.h"
@@ -73,14 +74,36 @@ bool learns_queries(const std::string& index) {
   }
 }
 
+PrefillAttention prefill_attention(const PrefillFlags& flags, std::int64_t sinks) {
+  PrefillAttention attention{.mode = parse_prefill(flags.mode),
+                             .window = flags.window,
+                             .sinks = sinks,
+                             .keys = flags.keys,
+                             .mass = flags.mass.value_or(1)};
+  attention.least_keys = flags.least_keys.value_or(std::min(attention.least_keys, flags.keys));
+  if (attention.least_keys > flags.keys) {
+    throw UsageError(fmt::format(
+        "--prefill-least: expected at most the {} of --prefill-keys, found {}; give less, or raise "
+        "--prefill-keys",
+        flags.keys, attention.least_keys));
+  }
+  return attention;
+}
+
+PrefillFlags resolved(PrefillFlags flags, const AttentionShape& shape,
+                      std::span<const std::int64_t> lengths, const Device& device) {
+  std::set<Prefill> modes;
+  for (const std::int64_t tokens : lengths) {
+    modes.insert(
+        resolve_prefill(prefill_attention(flags, 0), shape, tokens, device.is_cuda()).mode);
+  }
+  if (modes.size() == 1) flags.mode = name_of(*modes.begin());
+  return flags;
+}
+
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval) {
   PrefillOptions options;
-  options.attention = {.mode = parse_prefill(flags.mode),
-                       .window = flags.window,
-                       .sinks = retrieval.sinks,
-                       .keys = flags.keys,
-                       .least_keys = std::min(flags.least_keys, flags.keys),
-                       .mass = flags.mass.value_or(1)};
+  options.attention = prefill_attention(flags, retrieval.sinks);
   options.chunk = flags.chunk.value_or(0);
   options.kv_dtype = KvDType::parse(flags.dtype);
   options.memory_budget = flags.memory.value_or(0);
@@ -162,6 +185,11 @@ void check_flags(const RetrievalFlags& flags) {
         earlier->second == spec ? "" : fmt::format(", it is the same as '{}'", earlier->second)));
   }
   check_rules(flags);
+}
+
+void check_flags(const RetrievalFlags& retrieval, const PrefillFlags& prefill) {
+  check_flags(retrieval);
+  prefill_attention(prefill, retrieval.sinks);
 }
 
 void name_index(RetrievalFlags& flags, const AttentionShape& shape) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,10 +48,10 @@ struct PrefillFlags {
   std::string mode;
   std::int64_t window = 0;
   std::int64_t keys = 0;
-  std::int64_t least_keys = 0;
-  std::optional<double> mass;          ///< not set: all `keys`
-  std::optional<std::int64_t> chunk;   ///< not set: what suits the device
-  std::optional<std::int64_t> memory;  ///< bytes; not set: what the machine has free
+  std::optional<std::int64_t> least_keys;  ///< not set: the library's, up to `keys`
+  std::optional<double> mass;              ///< not set: all `keys`
+  std::optional<std::int64_t> chunk;       ///< not set: what suits the device
+  std::optional<std::int64_t> memory;      ///< bytes; not set: what the machine has free
 };
 
 struct SamplingFlags {
@@ -107,7 +108,13 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
 /// Whether the prefill must keep queries for it; of what is no index: false.
 bool learns_queries(const std::string& index);
 
+/// Throws UsageError when --prefill-least is above --prefill-keys.
+PrefillAttention prefill_attention(const PrefillFlags& flags, std::int64_t sinks);
+/// Throws UsageError as prefill_attention does.
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
+/// The flags with the mode that texts of these lengths are read in; "auto" stays when they differ.
+PrefillFlags resolved(PrefillFlags flags, const AttentionShape& shape,
+                      std::span<const std::int64_t> lengths, const Device& device);
 /// own: the model's, for flags that are not set.
 SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own = {});
 
@@ -117,6 +124,8 @@ void check_rows(const AttentionShape& shape, std::int64_t tokens, const PrefillO
 
 /// Throws UsageError for what is wrong with the flags whatever the model.
 void check_flags(const RetrievalFlags& flags);
+/// Throws UsageError for what is wrong with the flags of retrieval and prefill whatever the model.
+void check_flags(const RetrievalFlags& retrieval, const PrefillFlags& prefill);
 
 /// Where no index is named: the default for these heads; exact, which costs nothing, where every
 /// layer is dense.

@@ -8,6 +8,14 @@
 #include "src/cli/terminal/text_layout.h"
 
 namespace topkv::cli {
+namespace {
+
+/// Whether tokens of a prefill may choose keys.
+bool may_choose(const PrefillFlags& flags) {
+  return flags.mode == "sparse" || flags.mode == "auto";
+}
+
+}  // namespace
 
 std::string absolute_path(const std::string& path) {
   std::error_code error;
@@ -18,7 +26,9 @@ std::string absolute_path(const std::string& path) {
 void resolve_settings(Json& json, const PrefillFlags& flags, std::int64_t threads,
                       const std::string& device) {
   if (flags.mode == "dense") json.erase("prefill_window");
-  if (flags.mode != "sparse") {
+  if (may_choose(flags)) {
+    json["prefill_least"] = prefill_attention(flags, 0).least_keys;
+  } else {
     for (const char* name : {"prefill_keys", "prefill_least", "prefill_mass"}) json.erase(name);
   }
   json["threads"] = threads;
@@ -33,7 +43,7 @@ std::string settings_text(std::string begin, const RetrievalFlags& retrieval,
     text += fmt::format(", first {} layers dense", *retrieval.dense_layers);
   text += "; prefill " + prefill.mode;
   if (prefill.mode != "dense") text += fmt::format(" {}", prefill.window);
-  if (prefill.mode == "sparse") {
+  if (may_choose(prefill)) {
     text += fmt::format(" and up to {} keys", prefill.keys);
     if (prefill.mass) text += fmt::format(", mass {}", *prefill.mass);
   }

@@ -163,18 +163,20 @@ FlagGroup retrieval_flags(const std::string& k) {
 FlagGroup prefill_flags(const std::string& mode) {
   return {
       "prefill",
-      {Flag("--prefill", value::choice("HOW", {"dense", "sparse", "window"}),
-            "read with dense, sparse or window attention; dense time grows with the square of the "
-            "length",
+      {Flag("--prefill", value::choice("HOW", {"auto", "dense", "sparse", "window"}),
+            "read with dense, sparse or window attention; auto is sparse, or dense where that is "
+            "quicker",
             mode),
        Flag("--prefill-window", value::count(),
-            "let each token attend to the last N in window and sparse mode", "1024"),
+            "sparse and window: let each token attend to the last N", "1024"),
        Flag("--prefill-keys", value::count(),
-            "let tokens choose at most N earlier keys in sparse mode", "8192"),
-       Flag("--prefill-least", value::count(0),
-            "let tokens choose at least N earlier keys in sparse mode", "512"),
+            "sparse: let tokens choose up to N earlier keys; texts of up to N are read densely",
+            "8192"),
+       Flag("--prefill-least", value::count(0), "sparse: let tokens choose N keys or more", "",
+            "512, or --prefill-keys if that is less"),
        Flag("--prefill-mass", value::or_word(value::real(0, 1, true), "none"),
-            "in sparse mode: choose no more keys once this share of attention is met", "0.98"),
+            "sparse: choose no more keys once this share of attention is met, above 0 and up to 1",
+            "0.98"),
        Flag("--chunk", value::or_word(value::count(), "auto"), "read N tokens a step", "auto"),
        Flag("--kv-dtype", value::choice("TYPE", {"bf16", "q8", "q4", "q8/q4", "f16", "f32"}),
             "store rows as bf16, q8, q4, q8/q4 (keys/values), f16 or f32", "bf16"),
@@ -193,7 +195,7 @@ FlagGroup compared(FlagGroup group, std::initializer_list<const char*> names) {
 
 const Flag& shared_flag(std::string_view name) {
   static const std::vector<FlagGroup> groups = {model_flags(), answer_flags(""),
-                                                retrieval_flags("64"), prefill_flags("dense")};
+                                                retrieval_flags("64"), prefill_flags("auto")};
   return *find_flag(groups, name);
 }
 

@@ -85,9 +85,10 @@ CommandHelp plan_command() {
          planned("--kv-dtype", "plan with these rows: bf16, q8, q8/q4, q4, f16 or f32",
                  "what fits"),
          index, shared_flag("--kv-host-search"),
-         Flag("--prefill", value::choice("HOW", {"dense", "window"}),
-              "plan for this prefill, dense or window", "",
-              "dense; window if dense takes long and there is no GPU"),
+         Flag("--prefill", value::choice("HOW", {"auto", "dense", "sparse", "window"}),
+              "plan for this prefill: dense, sparse or window; auto is sparse, or dense where that "
+              "is quicker",
+              "auto"),
          json_flag("print one JSON object, with every way")}}},
       {"topkv plan models/needle-14m",
        "topkv plan Qwen2.5-7B-Instruct-1M -c 1M --gpu-mem 16GiB --mem 64GiB"},
@@ -139,7 +140,7 @@ CommandHelp perplexity_command() {
               "cut the text into pieces of N tokens (K = 1024, M = 1024²)", "4K"),
          Flag("--score", value::count(), "score the last N tokens of each piece", "256")}},
        compared_settings(),
-       prefill_flags("dense"),
+       prefill_flags("auto"),
        {"results",
         {json_flag("print a line of JSON for dense attention and for each setting"),
          folder_flag("write perplexity.csv with these lines, and tokens.csv with the nats of each "
@@ -191,7 +192,7 @@ CommandHelp eval_command() {
               "for qa: read questions, in lines of {\"question\": …, \"answers\": […], "
               "\"context_file\": …}")}},
        retrieval,
-       prefill_flags("dense"),
+       prefill_flags("auto"),
        {"results",
         {folder_flag("write results to DIR; an earlier run there continues, with more in its lists",
                      "a folder for these settings"),

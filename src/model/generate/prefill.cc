@@ -39,9 +39,10 @@ std::int64_t Model::prefill_rows_bytes(std::int64_t tokens, const PrefillOptions
 }
 
 std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
-                                              const PrefillOptions& options,
+                                              const PrefillOptions& given,
                                               const ProgressFn& progress, ForwardTimes* times,
                                               std::vector<PrefillShare>* shares) const {
+  PrefillOptions options = given;
   if (tokens.empty()) throw InvalidArgument("prefill was given no tokens; it needs at least one");
   if (options.chunk < 0) {
     throw InvalidArgument(
@@ -54,6 +55,8 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
   impl_->check_reach(total);
+  options.attention =
+      resolve_prefill(options.attention, config.attention, total, device->is_cuda());
   bool keep_queries = options.keep_queries;
   for (const std::string& text : options.indices) {
     const IndexSpec spec(text);

@@ -221,9 +221,12 @@ void Contexts::read(Entry& entry) {
     entry.total = tokens;
     entry.warning = lost;
   }
+  std::vector<PrefillShare> shares;
+  const std::shared_ptr<const Context> context =
+      model_.prefill(kept.tokens, options, report, nullptr, &shares);
+  if (options_.on_read) options_.on_read(request.name, shares);
   ServedContext made = {.name = request.name,
-                        .context = model_.prefill(kept.tokens, options, report)
-                                       ->ready_for(options_.retrieval, report, model_.device()),
+                        .context = context->ready_for(options_.retrieval, report, model_.device()),
                         .end = kept.end,
                         .tokens = kept.tokens,
                         .retrieval = options_.retrieval};

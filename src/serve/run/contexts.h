@@ -5,10 +5,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,6 +27,9 @@ namespace topkv::serve {
 struct ReadingOptions {
   PrefillOptions prefill;      ///< with the index, where it is one
   RetrievalOptions retrieval;  ///< of sessions over them
+  /// Receives what the tokens of a text attended in each layer, [layers], once it is read. Called
+  /// by the thread that reads. May be empty.
+  std::function<void(const std::string& name, std::span<const PrefillShare> shares)> on_read = {};
 };
 
 struct ContextInfo {
