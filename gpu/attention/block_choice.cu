@@ -16,16 +16,30 @@ constexpr int entry_splits = 8;              // blocks that share the entries of
 constexpr std::int64_t pieces_at_once = 128; // whose scores there is memory for
 constexpr std::int64_t most_budget = 65536;  // keys: 32 KiB of shared memory for entries
 constexpr int bins = 256;
+constexpr int form_count = 3;             // of queries: QueryForm in src/attention/chunk_passes.h
+constexpr std::int64_t most_group = 128;  // query heads: 8 KiB of shared memory for samples
 
-/// Scores of 16 * frags samples a warp with 64 keys.
-template <int head_dim, int frags>
-using Look = AttentionTiling<head_dim, frags, 4, 1, block_keys, 2, 1, Values::are_keys>;
+/// Scores of a tile of samples, 16 * frags a warp, with 64 keys. Wide heads come in slabs of
+/// elements, queries and keys of a slab together; else the queries stay in shared memory.
+template <int head_dim_, int frags_, int slab_ = head_dim_>
+struct Look {
+  static constexpr int head_dim = head_dim_;
+  static constexpr int frags = frags_;
+  static constexpr int slab = slab_;
+  static constexpr int slabs = head_dim / slab;
+  static constexpr bool whole = slabs == 1;
+  static constexpr int threads = 128;
+  static constexpr int tile_rows = 16 * frags * (threads / 32);
+  static constexpr int blocks_per_sm = 2;
 
-/// The lane's place in a warp's scores: rows lane / 4 and + 8 of each fragment, columns
-/// 2 (lane % 4) and + 1 of each eight.
-struct Lane {
-  int row = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-  int column = static_cast<int>(threadIdx.x) % 4 * 2;
+  using Shared = SharedRows<slab>;
+  static constexpr int query_bytes = tile_rows * Shared::row_bytes;
+  static constexpr int key_bytes = block_keys * Shared::row_bytes;
+  static constexpr int stage_bytes = key_bytes + (whole ? 0 : query_bytes);
+  static constexpr int shared_bytes = 2 * stage_bytes + (whole ? query_bytes : 0);
+  static_assert(slabs * slab == head_dim && slab % 16 == 0);
+  static_assert(block_keys * Shared::chunks % threads == 0);
+  static_assert(shared_bytes <= 99 * 1024, "what a block of sm_86, sm_89 and sm_120 may have");
 };
 
 /// Mean keys of whole blocks. Grid: (blocks, kv_heads). Threads: pairs of elements.
@@ -46,55 +60,125 @@ __global__ void means_kernel(const __grid_constant__ ChoiceTask task, int head_d
   }
 }
 
-/// Copies the samples' queries to shared memory; zeros beyond them.
+/// Some samples of a piece.
+struct SampleTile {
+  int kv_head;
+  int first;  ///< number of the first sample
+  int count;  ///< the samples of the piece
+};
+
+/// Copies a slab of the samples' queries of a form to shared memory; zeros beyond the samples.
 template <class T>
 __device__ __forceinline__ void copy_samples(const ChoiceTask& task, const Piece& piece,
-                                             int kv_head, std::uint32_t to) {
+                                             const SampleTile& tile, int form, int slab,
+                                             std::uint32_t to) {
   constexpr int chunks = T::Shared::chunks;
-  const int count = piece.sampled() * task.group;
+  const __nv_bfloat16* queries = task.queries + form * task.form_stride + slab * T::slab;
   for (int index = static_cast<int>(threadIdx.x); index < T::tile_rows * chunks;
        index += T::threads) {
     const int row = index / chunks;
     const int chunk = index % chunks;
-    const bool valid = row < count;
-    const int token = piece.sample(valid ? row / task.group : 0);
-    const int head = kv_head * task.group + (valid ? row % task.group : 0);
+    const int sample = tile.first + row;
+    const bool valid = sample < tile.count;
+    const int token = piece.sample(valid ? sample / task.group : 0);
+    const int head = tile.kv_head * task.group + (valid ? sample % task.group : 0);
     const std::int64_t from =
         (static_cast<std::int64_t>(token) * task.q_heads + head) * T::head_dim + chunk * 8;
-    copy_async(to + T::Shared::offset(row, chunk), task.queries + from, valid);
+    copy_async(to + T::Shared::offset(row, chunk), queries + from, valid);
   }
 }
 
-/// Loops over tiles of 64 keys: use(number, scores) with this warp's scores, unscaled and not
-/// capped. keys: [kv_heads] blocks of head_stride elements. tiles[i]: the number of tile i.
-template <class T, class Tiles, class Use>
-__device__ __forceinline__ void score_tiles(const ChoiceTask& task, const __nv_bfloat16* keys,
-                                            std::int64_t head_stride, int kv_head, int key_count,
-                                            int count, const Tiles& tiles, std::uint32_t shared,
-                                            const Use& use) {
+/// Copies a slab of the keys of a block to shared memory; zeros from key number `count` on.
+template <class T>
+__device__ __forceinline__ void copy_block(const __nv_bfloat16* keys, int block, int count,
+                                           int slab, std::uint32_t to) {
+  constexpr int chunks = T::Shared::chunks;
+  const unsigned thread = compute_here(threadIdx.x);
+#pragma unroll
+  for (unsigned step = 0; step < block_keys * chunks / T::threads; ++step) {
+    // Where a step is whole rows, written so that the steps differ by constants.
+    constexpr bool whole_rows = T::threads % chunks == 0;
+    const unsigned index = step * T::threads + thread;
+    const int row = static_cast<int>(whole_rows ? thread / chunks + step * (T::threads / chunks)
+                                                : index / chunks);
+    const int chunk = static_cast<int>((whole_rows ? thread : index) % chunks);
+    const int key = block * block_keys + row;
+    const bool valid = key < count;
+    const std::int64_t from =
+        static_cast<std::int64_t>(valid ? key : 0) * T::head_dim + slab * T::slab + chunk * 8;
+    copy_async(to + T::Shared::offset(row, chunk), keys + from, valid);
+  }
+}
+
+/// Adds the products of the warp's samples and 64 keys over a slab. queries, keys: the lane's
+/// ldmatrix addresses.
+template <class T>
+__device__ __forceinline__ void add_products(std::uint32_t queries, std::uint32_t keys,
+                                             float (&scores)[T::frags][8][4]) {
+  using S = typename T::Shared;
+#pragma unroll
+  for (int k = 0; k < T::slab / 16; ++k) {
+    std::uint32_t a[T::frags][4];
+#pragma unroll
+    for (int f = 0; f < T::frags; ++f)
+      load_matrices(a[f], S::advance(queries, k) + f * 16 * S::row_bytes);
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      std::uint32_t b[4];
+      load_matrices(b, S::advance(keys, k) + n * 8 * S::row_bytes);
+#pragma unroll
+      for (int f = 0; f < T::frags; ++f) {
+        mma(scores[f][n], a[f], b[0], b[1]);
+        mma(scores[f][n + 1], a[f], b[2], b[3]);
+      }
+    }
+  }
+}
+
+/// Loops over blocks of 64 keys: use(number, scores) with this warp's scores of one form of the
+/// queries, unscaled and not capped. keys: of the KV head, key_count of them. blocks(i): the block
+/// with number i of `count`.
+template <class T, class Blocks, class Use>
+__device__ __forceinline__ void score_blocks(const ChoiceTask& task, const Piece& piece,
+                                             const SampleTile& tile, int form,
+                                             const __nv_bfloat16* keys, int key_count, int count,
+                                             const Blocks& blocks, std::uint32_t shared,
+                                             const Use& use) {
   using S = typename T::Shared;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
-  AttentionTask rows;  // what copy_tile reads of it
-  rows.keys = keys;
-  rows.keys_behind = nullptr;
-  rows.head_stride = head_stride;
-  rows.stride_behind = 0;
-  rows.split = 1 << 30;
-  const std::uint32_t stages = shared + T::query_bytes;
-  const std::uint32_t query_address = shared + S::offset(warp_row + lane % 16, lane / 16);
+  const std::uint32_t stages = shared + (T::whole ? T::query_bytes : 0);
+  const std::uint32_t query_address =
+      (T::whole ? shared : stages + T::key_bytes) + S::offset(warp_row + lane % 16, lane / 16);
   const std::uint32_t key_address = stages + S::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-  __syncthreads();  // nobody reads a stage any more
-  if (count > 0) copy_tile<T>(rows, kv_head, tiles(0), key_count, stages);
+  const auto copy = [&](int step, std::uint32_t to) {
+    copy_block<T>(keys, blocks(step / T::slabs), key_count, step % T::slabs, to);
+    if (!T::whole) copy_samples<T>(task, piece, tile, form, step % T::slabs, to + T::key_bytes);
+  };
+  const int steps = count * T::slabs;
+  if (steps <= 0) return;
+  __syncthreads();  // nobody reads a stage or the queries any more
+  if (T::whole) copy_samples<T>(task, piece, tile, form, 0, shared);
+  copy(0, stages);
   std::uint32_t stage = 0;
-  for (int i = 0; i < count; ++i) {
+  float scores[T::frags][8][4];
+  for (int step = 0; step < steps; ++step) {
     wait_copies();
-    __syncthreads();
-    if (i + 1 < count)
-      copy_tile<T>(rows, kv_head, tiles(i + 1), key_count, stages + (stage ^ T::stage_bytes));
-    float scores[T::frags][8][4];
-    multiply_keys<T>(compute_here(query_address), key_address + stage, scores);
-    use(i, scores);
+    __syncthreads();  // the slab is here, and nobody reads the other stage any more
+    if (step + 1 < steps) copy(step + 1, stages + (stage ^ T::stage_bytes));
+    if (step % T::slabs == 0) {
+#pragma unroll
+      for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+#pragma unroll
+          for (float& score : scores[f][n]) score = 0.0F;
+        }
+      }
+    }
+    add_products<T>(compute_here(query_address) + (T::whole ? 0 : stage), key_address + stage,
+                    scores);
+    if ((step + 1) % T::slabs == 0) use(step / T::slabs, scores);
     stage ^= T::stage_bytes;
   }
 }
@@ -118,7 +202,7 @@ __device__ __forceinline__ void cap(const ChoiceTask& task, float (&scores)[T::f
   cap_scores<T>(of, scores);
 }
 
-/// The first look. Grid: (pieces, kv_heads).
+/// The first look. Grid: (pieces, kv_heads, tiles of samples).
 template <class T>
 __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     first_look_kernel(const __grid_constant__ ChoiceTask task, int first_piece) {
@@ -129,33 +213,49 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   const int kv_head = static_cast<int>(blockIdx.y);
   const std::int64_t at = blockIdx.x * task.kv_heads + kv_head;
   const std::uint32_t to = shared_address(shared);
-  const int samples = piece.sampled() * task.group;
-  const Lane lane;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  const SampleTile tile{kv_head, static_cast<int>(blockIdx.z) * T::tile_rows,
+                        piece.sampled() * task.group};
+  if (tile.first >= tile.count) return;  // keep_kernel counts tiles as here
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
   const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
-  copy_samples<T>(task, piece, kv_head, to);
-  const int first = piece.sinks / block_keys;
-  const int count = (piece.local - 1) / block_keys + 1 - first;
-  const auto tiles = [first](int i) { return first + i; };
-  const auto hide = [&](int i, float(&scores)[T::frags][8][4]) {
-    cap<T>(task, scores);
-    const int begin = (first + i) * block_keys;
-    if (begin >= piece.sinks && begin + block_keys <= piece.local) return;
+  const int warp_row = tile.first + static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  const __nv_bfloat16* means = task.means + kv_head * task.most_blocks * T::head_dim;
+
+  // Calls use(first of 64 candidates, scores) for the candidates of each form. Others that share
+  // their tile have scores of -inf.
+  const auto each_tile = [&](const auto& use) {
+#pragma unroll 1
+    for (int form = 0; form < form_count; ++form) {
+      const BlockRange met = piece.met_by(form);
+      const int begin = max(met.begin, piece.sinks);
+      const int end = min(met.end, piece.local);
+      if (begin >= end) continue;
+      const int first = begin / block_keys;
+      score_blocks<T>(
+          task, piece, tile, form, means, piece.local, (end - 1) / block_keys + 1 - first,
+          [first](int i) { return first + i; }, to,
+          [&](int i, float(&scores)[T::frags][8][4]) {
+            cap<T>(task, scores);
+            const int tile_begin = (first + i) * block_keys;
+            if (tile_begin < begin || tile_begin + block_keys > end) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+              for (int n = 0; n < 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int block = begin + n * 8 + lane.column + e;
-        if (block >= piece.sinks && block < piece.local) continue;
+                for (int e = 0; e < 2; ++e) {
+                  const int block = tile_begin + n * 8 + column + e;
+                  if (block >= begin && block < end) continue;
 #pragma unroll
-        for (int f = 0; f < T::frags; ++f) {
-          scores[f][n][e] = -INFINITY;
-          scores[f][n][2 + e] = -INFINITY;
-        }
-      }
+                  for (int f = 0; f < T::frags; ++f) {
+                    scores[f][n][e] = -INFINITY;
+                    scores[f][n][2 + e] = -INFINITY;
+                  }
+                }
+              }
+            }
+            use(tile_begin, BlockRange{begin, end}, scores);
+          });
     }
   };
-  const auto stride = task.most_blocks * T::head_dim;
 
   float high[T::frags][2];
   float sum[T::frags][2];
@@ -167,75 +267,67 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
       sum[f][half] = 0.0F;
     }
   }
-  score_tiles<T>(
-      task, task.means, stride, kv_head, piece.local, count, tiles, to,
-      [&](int i, float(&scores)[T::frags][8][4]) {
-        hide(i, scores);
+  each_tile([&](int /*begin*/, const BlockRange& /*of*/, float(&scores)[T::frags][8][4]) {
 #pragma unroll
-        for (int f = 0; f < T::frags; ++f) {
+    for (int f = 0; f < T::frags; ++f) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float now = high[f][half];
+      for (int half = 0; half < 2; ++half) {
+        float now = high[f][half];
 #pragma unroll
-            for (int n = 0; n < 8; ++n)
-              now = fmaxf(now, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
-            now = row_max(now);
-            const float offset = now == -INFINITY ? 0.0F : now * task.scale_log2;
-            sum[f][half] *= exp2_fast(high[f][half] * task.scale_log2 - offset);
-            high[f][half] = now;
+        for (int n = 0; n < 8; ++n)
+          now = fmaxf(now, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
+        now = row_max(now);
+        const float offset = now == -INFINITY ? 0.0F : now * task.scale_log2;
+        sum[f][half] *= exp2_fast(high[f][half] * task.scale_log2 - offset);
+        high[f][half] = now;
 #pragma unroll
-            for (int n = 0; n < 8; ++n) {
-              sum[f][half] += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
-                              exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
-            }
-          }
+        for (int n = 0; n < 8; ++n) {
+          sum[f][half] += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
+                          exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
         }
-      });
+      }
+    }
+  });
   float lse_log2[T::frags][2];
 #pragma unroll
   for (int f = 0; f < T::frags; ++f) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       lse_log2[f][half] = high[f][half] * task.scale_log2 + log2f(row_sum(sum[f][half]));
-      const int row = warp_row + f * 16 + half * 8 + lane_row;
-      if (lane.column == 0 && row < samples)
-        task.mean_lse[at * task.samples + row] = lse_log2[f][half] * 0.693147181F;
+      const int sample = warp_row + f * 16 + half * 8 + lane_row;
+      if (column == 0 && sample < tile.count)
+        task.mean_lse[at * task.samples + sample] = lse_log2[f][half] * 0.693147181F;
     }
   }
-  score_tiles<T>(task, task.means, stride, kv_head, piece.local, count, tiles, to,
-                 [&](int i, float(&scores)[T::frags][8][4]) {
-                   hide(i, scores);
+  float* shares = task.shares + (at * task.sample_tiles + blockIdx.z) * task.most_blocks;
+  each_tile([&](int begin, const BlockRange& of, float(&scores)[T::frags][8][4]) {
 #pragma unroll
-                   for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < 8; ++n) {
 #pragma unroll
-                     for (int e = 0; e < 2; ++e) {
-                       float share = 0.0F;
+      for (int e = 0; e < 2; ++e) {
+        float share = 0.0F;
 #pragma unroll
-                       for (int f = 0; f < T::frags; ++f) {
+        for (int f = 0; f < T::frags; ++f) {
 #pragma unroll
-                         for (int half = 0; half < 2; ++half) {
-                           const float x = scores[f][n][half * 2 + e];
-                           const int row = warp_row + f * 16 + half * 8 + lane_row;
-                           if (row < samples)
-                             share += exp2_fast(x * task.scale_log2 - lse_log2[f][half]);
-                         }
-                       }
+          for (int half = 0; half < 2; ++half) {
+            if (warp_row + f * 16 + half * 8 + lane_row < tile.count) {
+              share += exp2_fast(scores[f][n][half * 2 + e] * task.scale_log2 - lse_log2[f][half]);
+            }
+          }
+        }
 #pragma unroll
-                       for (int step = 4; step < 32; step *= 2)
-                         share += __shfl_xor_sync(all_lanes, share, step);
-                       if (lane_row == 0)
-                         column_sums[threadIdx.x / 32][n * 8 + lane.column + e] = share;
-                     }
-                   }
-                   __syncthreads();
-                   const int block = (first + i) * block_keys + static_cast<int>(threadIdx.x);
-                   if (threadIdx.x < block_keys && block >= piece.sinks && block < piece.local) {
-                     task.shares[at * task.most_blocks + block] =
-                         column_sums[0][threadIdx.x] + column_sums[1][threadIdx.x] +
-                         column_sums[2][threadIdx.x] + column_sums[3][threadIdx.x];
-                   }
-                   // The next tile's barrier comes before column_sums are written again.
-                 });
+        for (int step = 4; step < 32; step *= 2) share += __shfl_xor_sync(all_lanes, share, step);
+        if (lane_row == 0) column_sums[threadIdx.x / 32][n * 8 + column + e] = share;
+      }
+    }
+    __syncthreads();
+    const int block = begin + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < block_keys && block >= of.begin && block < of.end) {
+      shares[block] = column_sums[0][threadIdx.x] + column_sums[1][threadIdx.x] +
+                      column_sums[2][threadIdx.x] + column_sums[3][threadIdx.x];
+    }
+    // The next tile's barrier comes before column_sums are written again.
+  });
 }
 
 /// The number of flags that are set in threads before this one, and in all. All threads call it.
@@ -270,7 +362,11 @@ __global__ void __launch_bounds__(choosing_threads)
     return;
   }
   const int n = piece.candidates();
-  const float* shares = task.shares + at * task.most_blocks + piece.sinks;
+  float* shares = task.shares + at * task.sample_tiles * task.most_blocks + piece.sinks;
+  const int tiles = (piece.sampled() * task.group - 1) / task.tile_samples + 1;
+  for (int i = static_cast<int>(threadIdx.x); tiles > 1 && i < n; i += choosing_threads) {
+    for (int tile = 1; tile < tiles; ++tile) shares[i] += shares[tile * task.most_blocks + i];
+  }
   const int wanted = min(n, static_cast<int>(candidate_factor) * task.most);
   // Radix selection: the bits of floats that are not negative ascend as they do.
   if (threadIdx.x == 0) {
@@ -323,7 +419,7 @@ __global__ void __launch_bounds__(choosing_threads)
   }
 }
 
-/// The second look. Grid: (pieces, kv_heads, splits of the entries).
+/// The second look. Grid: (pieces, kv_heads, splits of the entries * tiles of samples).
 template <class T>
 __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     second_look_kernel(const __grid_constant__ ChoiceTask task, int first_piece) {
@@ -332,80 +428,87 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   if (!piece.chooses(task)) return;
   const int kv_head = static_cast<int>(blockIdx.y);
   const std::int64_t at = blockIdx.x * task.kv_heads + kv_head;
+  const SampleTile tile{kv_head, static_cast<int>(blockIdx.z) / entry_splits * T::tile_rows,
+                        piece.sampled() * task.group};
+  if (tile.first >= tile.count) return;
   const int forced = task.entry_counts[at * 2];
   const int entry_count = task.entry_counts[at * 2 + 1];
-  const int each = (entry_count + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
-  const int begin = static_cast<int>(blockIdx.z) * each;
-  const int count = min(each, entry_count - begin);
-  if (count <= 0) return;
-  const int* entries = task.entries + at * task.most_entries + begin;
-  const std::uint32_t to = shared_address(shared);
-  const int samples = piece.sampled() * task.group;
-  const Lane lane;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  const int each = (entry_count + entry_splits - 1) / entry_splits;
+  const int split_begin = static_cast<int>(blockIdx.z) % entry_splits * each;
+  const int split_end = min(split_begin + each, entry_count);
+  const int* entries = task.entries + at * task.most_entries;
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
   const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
-  copy_samples<T>(task, piece, kv_head, to);
+  const int warp_row = tile.first + static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
+  const __nv_bfloat16* keys = task.keys + kv_head * task.head_stride;
   const int key_count = task.first + piece.end;
-  score_tiles<T>(
-      task, task.keys, task.head_stride, kv_head, key_count, count,
-      [entries](int i) { return entries[i]; }, to,
-      [&](int i, float(&scores)[T::frags][8][4]) {
-        float mean[T::frags][2];
+
+  const auto use = [&](int entry, float(&scores)[T::frags][8][4]) {
+    float mean[T::frags][2];
 #pragma unroll
-        for (int f = 0; f < T::frags; ++f) {
+    for (int f = 0; f < T::frags; ++f) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float sum = 0.0F;
+      for (int half = 0; half < 2; ++half) {
+        float sum = 0.0F;
 #pragma unroll
-            for (int n = 0; n < 8; ++n) sum += scores[f][n][half * 2] + scores[f][n][half * 2 + 1];
-            mean[f][half] = row_sum(sum) / block_keys;
+        for (int n = 0; n < 8; ++n) sum += scores[f][n][half * 2] + scores[f][n][half * 2 + 1];
+        mean[f][half] = row_sum(sum) / block_keys;
+      }
+    }
+    cap<T>(task, scores);
+    const int key = entries[entry] * block_keys;
+#pragma unroll
+    for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int sample = warp_row + f * 16 + half * 8 + lane_row;
+        const bool valid = sample < tile.count;
+        const int position = task.first + piece.sample(valid ? sample / task.group : 0);
+        if (entry < forced && key + block_keys > position + 1) {
+#pragma unroll
+          for (int n = 0; n < 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              if (key + n * 8 + column + e > position) scores[f][n][half * 2 + e] = -INFINITY;
+            }
           }
         }
-        cap<T>(task, scores);
-        const int entry = begin + i;
-        const int key = entries[i] * block_keys;
+        float high = -INFINITY;
 #pragma unroll
-        for (int f = 0; f < T::frags; ++f) {
+        for (int n = 0; n < 8; ++n)
+          high = fmaxf(high, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
+        high = row_max(high);
+        const float offset = high == -INFINITY ? 0.0F : high * task.scale_log2;
+        float sum = 0.0F;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + f * 16 + half * 8 + lane_row;
-            const bool valid = row < samples;
-            const int position = task.first + piece.sample(valid ? row / task.group : 0);
-            if (entry < forced && key + block_keys > position + 1) {
-#pragma unroll
-              for (int n = 0; n < 8; ++n) {
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                  if (key + n * 8 + lane.column + e > position)
-                    scores[f][n][half * 2 + e] = -INFINITY;
-                }
-              }
-            }
-            float high = -INFINITY;
-#pragma unroll
-            for (int n = 0; n < 8; ++n)
-              high = fmaxf(high, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
-            high = row_max(high);
-            const float offset = high == -INFINITY ? 0.0F : high * task.scale_log2;
-            float sum = 0.0F;
-#pragma unroll
-            for (int n = 0; n < 8; ++n) {
-              sum += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
-                     exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
-            }
-            sum = row_sum(sum);
-            if (!valid || lane.column != 0) continue;
-            const std::int64_t place = (at * task.samples + row) * task.most_entries + entry;
-            task.entry_lse[place] = high == -INFINITY ? -INFINITY : high * task.scale + logf(sum);
-            float of_mean = mean[f][half];
-            if (task.cap > 0.0F) {
-              of_mean = task.cap - 2.0F * task.cap *
-                                       reciprocal_fast(exp2_fast(of_mean * task.cap_rate) + 1.0F);
-            }
-            task.entry_mean[place] = of_mean * task.scale;
-          }
+        for (int n = 0; n < 8; ++n) {
+          sum += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
+                 exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
         }
-      });
+        sum = row_sum(sum);
+        if (!valid || column != 0) continue;
+        const std::int64_t place = (at * task.samples + sample) * task.most_entries + entry;
+        task.entry_lse[place] = high == -INFINITY ? -INFINITY : high * task.scale + logf(sum);
+        float of_mean = mean[f][half];
+        if (task.cap > 0.0F) {
+          of_mean = task.cap -
+                    2.0F * task.cap * reciprocal_fast(exp2_fast(of_mean * task.cap_rate) + 1.0F);
+        }
+        task.entry_mean[place] = of_mean * task.scale;
+      }
+    }
+  };
+  // Entries that follow each other and meet one form.
+  for (int begin = split_begin, end = 0; begin < split_end; begin = end) {
+    const int form = piece.form_of(entries[begin]);
+    end = begin + 1;
+    if (piece.own == 0) end = split_end;  // all are of the first chunk
+    while (end < split_end && piece.form_of(entries[end]) == form) ++end;
+    score_blocks<T>(
+        task, piece, tile, form, keys, key_count, end - begin,
+        [entries, begin](int i) { return entries[begin + i]; }, shared_address(shared),
+        [&](int i, float(&scores)[T::frags][8][4]) { use(begin + i, scores); });
+  }
 }
 
 /// Keys that the tokens of a piece attend in blocks from number `from` on.
@@ -418,15 +521,15 @@ __device__ __forceinline__ unsigned long long keys_from(const Piece& piece, int 
 }
 
 /// Chooses among the entries. Grid: (pieces, kv_heads). Shared memory: `size` masses and numbers,
-/// size a power of two that holds the kept entries.
+/// size a power of two that holds the kept entries, then 2 * samples floats.
 __global__ void __launch_bounds__(choosing_threads)
     choose_kernel(const __grid_constant__ ChoiceTask task, int first_piece, int size,
                   ShareSums* sums) {
   extern __shared__ unsigned char shared[];
   auto* masses = reinterpret_cast<float*>(shared);
   auto* numbers = reinterpret_cast<int*>(masses + size);
-  __shared__ float totals[128];
-  __shared__ float forced_shares[128];
+  auto* totals = reinterpret_cast<float*>(numbers + size);
+  float* forced_shares = totals + task.samples;
   __shared__ int warp_counts[choosing_threads / 32];
   __shared__ int chosen_count;
   __shared__ float met_share;
@@ -562,11 +665,26 @@ struct BlockTiles {
   }
 };
 
-/// Attention over the blocks that are listed. Grid: (row tiles of pieces, kv_heads).
+/// The number of blocks of an ascending list that are below `block`.
+__device__ __forceinline__ int count_below(const int* blocks, int count, int block) {
+  int low = 0;
+  while (low < count) {
+    const int middle = (low + count) / 2;
+    if (blocks[middle] < block) {
+      low = middle + 1;
+    } else {
+      count = middle;
+    }
+  }
+  return low;
+}
+
+/// Attention over the blocks that are listed and meet a form of the queries, whose queries the task
+/// has. Grid: (row tiles of pieces, kv_heads).
 template <class T>
 __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
     listed_attention_kernel(const __grid_constant__ AttentionTask task,
-                            const __grid_constant__ ChoiceTask choice, int first_piece) {
+                            const __grid_constant__ ChoiceTask choice, int first_piece, int form) {
   extern __shared__ __align__(1024) unsigned char shared[];
   static_assert(!T::splits_keys && block_keys % T::tile_keys == 0);
   const int tiles_of_piece = (block_tokens * task.group + T::tile_rows - 1) / T::tile_rows;
@@ -583,10 +701,19 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   rows.rows = min(end_row - first_row, T::tile_rows);
   const std::int64_t at = static_cast<std::int64_t>(number) * choice.kv_heads + rows.kv_head;
   const Bounds bounds = bounds_of(task, rows);
-  // Blocks behind the last row's own go: those come last in the list.
   const int* blocks = choice.blocks + at * choice.most_listed;
   int listed = choice.block_counts[at];
+  if (piece.own > 0) {
+    const BlockRange met = piece.met_by(form);
+    const int begin = count_below(blocks, listed, met.begin);
+    listed = count_below(blocks, listed, met.end) - begin;
+    blocks += begin;
+  } else if (form > 0) {
+    listed = 0;
+  }
+  // Blocks behind the last row's own go: those come last in the list.
   while (listed > 0 && blocks[listed - 1] * block_keys >= bounds.end_max) --listed;
+  if (listed == 0 && task.merge) return;
   const BlockTiles<T> tiles{blocks, listed * BlockTiles<T>::per_block};
   Running<T> running;
   run_tiles<T>(task, rows, bounds, tiles, shared_address(shared), 0, 1, running);
@@ -606,12 +733,14 @@ void prepare(Kernel* kernel, int bytes, int& prepared_for) {
 
 /// Sizes of the arrays of a call.
 struct ChoiceSizes {
-  std::int64_t pieces, samples, blocks, entries, listed;
+  std::int64_t pieces, samples, tile_samples, sample_tiles, blocks, entries, listed;
 
   ChoiceSizes(const LayerHeads& heads, std::int64_t q_heads, const DeviceVisibility& always,
               const BlockBudget& budget, std::int64_t chunk, std::int64_t tokens) {
     pieces = std::min(pieces_at_once, chunk / query_block + 2);
     samples = sampled_tokens * (q_heads / heads.kv_heads);
+    tile_samples = heads.head_dim <= 128 && samples > 64 ? 128 : 64;  // as look() has it
+    sample_tiles = (samples - 1) / tile_samples + 1;
     blocks = (tokens + key_block - 1) / key_block;
     const std::int64_t sinks = (always.sinks + key_block - 1) / key_block;
     const std::int64_t local = (always.window + query_block) / key_block + 2;
@@ -630,7 +759,7 @@ struct ChoiceLayout {
     Pieces pieces;
     const std::int64_t heads_of_pieces = sizes.pieces * heads.kv_heads;
     means = pieces.place(heads.kv_heads * sizes.blocks * heads.head_dim * 2);
-    shares = pieces.place(heads_of_pieces * sizes.blocks * 4);
+    shares = pieces.place(heads_of_pieces * sizes.sample_tiles * sizes.blocks * 4);
     mean_lse = pieces.place(heads_of_pieces * sizes.samples * 4);
     entries = pieces.place(heads_of_pieces * sizes.entries * 4);
     entry_counts = pieces.place(heads_of_pieces * 2 * 4);
@@ -642,102 +771,111 @@ struct ChoiceLayout {
   }
 };
 
+enum class LookNumber : bool { first, second };
+
 template <class T>
 void look(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t stream,
-          bool first) {
+          LookNumber number) {
   thread_local int prepared_first = -1;
   thread_local int prepared_second = -1;
   const auto kv_heads = static_cast<unsigned>(task.kv_heads);
-  if (first) {
+  const auto tiles = static_cast<unsigned>((task.samples - 1) / T::tile_rows + 1);
+  if (number == LookNumber::first) {
     prepare(first_look_kernel<T>, T::shared_bytes, prepared_first);
     first_look_kernel<T>
-        <<<dim3(pieces, kv_heads), T::threads, T::shared_bytes, stream>>>(task, first_piece);
+        <<<dim3(pieces, kv_heads, tiles), T::threads, T::shared_bytes, stream>>>(task, first_piece);
     check_launch("first look");
     return;
   }
   prepare(second_look_kernel<T>, T::shared_bytes, prepared_second);
   second_look_kernel<T>
-      <<<dim3(pieces, kv_heads, entry_splits), T::threads, T::shared_bytes, stream>>>(task,
-                                                                                      first_piece);
+      <<<dim3(pieces, kv_heads, entry_splits * tiles), T::threads, T::shared_bytes, stream>>>(
+          task, first_piece);
   check_launch("second look");
 }
 
 template <int head_dim>
 void look(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t stream,
-          bool first) {
-  if constexpr (head_dim <= 128) {
-    if (task.samples > 64) {
-      look<Look<head_dim, 2>>(task, first_piece, pieces, stream, first);
-      return;
-    }
+          LookNumber number) {
+  if (task.tile_samples == 128) {
+    look<Look<head_dim, 2>>(task, first_piece, pieces, stream, number);
+  } else {
+    look<Look<head_dim, 1>>(task, first_piece, pieces, stream, number);
   }
-  look<Look<head_dim, 1>>(task, first_piece, pieces, stream, first);
 }
 
 void look(std::int64_t head_dim, const ChoiceTask& task, int first_piece, unsigned pieces,
-          cudaStream_t stream, bool first) {
+          cudaStream_t stream, LookNumber number) {
   switch (head_dim) {
     case 64:
-      return look<64>(task, first_piece, pieces, stream, first);
+      return look<64>(task, first_piece, pieces, stream, number);
     case 80:
-      return look<80>(task, first_piece, pieces, stream, first);
+      return look<80>(task, first_piece, pieces, stream, number);
     case 96:
-      return look<96>(task, first_piece, pieces, stream, first);
+      return look<96>(task, first_piece, pieces, stream, number);
     case 128:
-      return look<128>(task, first_piece, pieces, stream, first);
+      return look<128>(task, first_piece, pieces, stream, number);
+    case 256:
+      return look<Look<256, 1>>(task, first_piece, pieces, stream, number);
+    case 512:
+      return look<Look<512, 1, 128>>(task, first_piece, pieces, stream, number);
     default:
-      return look<256>(task, first_piece, pieces, stream, first);
+      return look<Look<576, 1, 96>>(task, first_piece, pieces, stream, number);
   }
 }
 
+/// Attention over the blocks of a form.
+struct ListedAttention {
+  AttentionTask task;
+  int form;
+};
+
 template <class T>
-void attend_listed(const AttentionTask& task, const ChoiceTask& choice, int first_piece,
+void attend_listed(const ListedAttention& of, const ChoiceTask& choice, int first_piece,
                    unsigned pieces, cudaStream_t stream) {
   thread_local int prepared = -1;
   prepare(listed_attention_kernel<T>, T::shared_bytes, prepared);
   const auto tiles =
-      static_cast<unsigned>((block_tokens * task.group + T::tile_rows - 1) / T::tile_rows);
-  listed_attention_kernel<T><<<dim3(pieces * tiles, static_cast<unsigned>(choice.kv_heads)),
-                               T::threads, T::shared_bytes, stream>>>(task, choice, first_piece);
+      static_cast<unsigned>((block_tokens * choice.group + T::tile_rows - 1) / T::tile_rows);
+  listed_attention_kernel<T>
+      <<<dim3(pieces * tiles, static_cast<unsigned>(choice.kv_heads)), T::threads, T::shared_bytes,
+         stream>>>(of.task, choice, first_piece, of.form);
   check_launch("attention over blocks");
 }
 
-void attend_listed(std::int64_t head_dim, const AttentionTask& task, const ChoiceTask& choice,
+/// Tilings as in attention.cu.
+void attend_listed(std::int64_t head_dim, const ListedAttention& of, const ChoiceTask& choice,
                    int first_piece, unsigned pieces, cudaStream_t stream) {
+  const auto attend = [&](auto tiling) {
+    attend_listed<decltype(tiling)>(of, choice, first_piece, pieces, stream);
+  };
   switch (head_dim) {
     case 64:
-      return attend_listed<AttentionTiling<64, 2, 4, 1, 64, 3>>(task, choice, first_piece, pieces,
-                                                                stream);
+      return attend(AttentionTiling<64, 2, 4, 1, 64, 3>());
     case 80:
-      return attend_listed<AttentionTiling<80, 2, 4, 1, 64, 2>>(task, choice, first_piece, pieces,
-                                                                stream);
+      return attend(AttentionTiling<80, 2, 4, 1, 64, 2>());
     case 96:
-      return attend_listed<AttentionTiling<96, 2, 4, 1, 64, 2>>(task, choice, first_piece, pieces,
-                                                                stream);
+      return attend(AttentionTiling<96, 2, 4, 1, 64, 2>());
     case 128:
-      return attend_listed<AttentionTiling<128, 2, 4, 1, 64, 2>>(task, choice, first_piece, pieces,
-                                                                 stream);
+      return attend(AttentionTiling<128, 2, 4, 1, 64, 2>());
+    case 256:
+      return attend(AttentionTiling<256, 1, 4, 1, 32, 2>());
+    case 512:
+      return attend(AttentionTiling<512, 1, 2, 1, 16, 2, 2>());
     default:
-      return attend_listed<AttentionTiling<256, 1, 4, 1, 32, 2>>(task, choice, first_piece, pieces,
-                                                                 stream);
+      return attend(AttentionTiling<576, 1, 2, 1, 16, 2, 2, Values::are_keys>());
   }
 }
 
 }  // namespace
 
 void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudget& budget) {
-  const std::int64_t d = heads.head_dim;
-  if (heads.keys_are_values || (d != 64 && d != 80 && d != 96 && d != 128 && d != 256)) {
-    throw Unsupported("a sparse prefill of heads of " + std::to_string(d) +
-                      " elements on a CUDA device; known are 64, 80, 96, 128 and 256, with keys "
-                      "and values; take a dense or window prefill, or the host (--device cpu)");
-  }
-  const std::int64_t most = d == 256 ? 8 : 16;
-  if (q_heads / heads.kv_heads > most) {
-    throw Unsupported("a sparse prefill with " + std::to_string(q_heads / heads.kv_heads) +
+  const std::int64_t group = q_heads / heads.kv_heads;
+  if (group > most_group) {
+    throw Unsupported("a sparse prefill with " + std::to_string(group) +
                       " query heads for each KV head on a CUDA device; expected at most " +
-                      std::to_string(most) + " for heads of " + std::to_string(d) +
-                      " elements; take a dense or window prefill, or the host (--device cpu)");
+                      std::to_string(most_group) +
+                      "; take a dense or window prefill, or the host (--device cpu)");
   }
   if (budget.most > most_budget) {
     throw Unsupported("a sparse prefill of up to " + std::to_string(budget.most) +
@@ -751,13 +889,14 @@ std::int64_t choice_bytes(const LayerHeads& heads, std::int64_t q_heads,
   return ChoiceLayout(ChoiceSizes(heads, q_heads, always, budget, chunk, tokens), heads).total;
 }
 
-void choose_and_attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
-                       const DeviceRows& rows, const DeviceVisibility& always,
-                       const BlockBudget& budget, const ChoiceMemory& memory,
-                       const PartialView& partial, ShareSums* sums, cudaStream_t stream) {
+void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const DeviceRows& rows,
+                       const DeviceVisibility& always, const BlockBudget& budget,
+                       const ChoiceMemory& memory, const PartialView& partial, ShareSums* sums,
+                       cudaStream_t stream) {
+  const QueryView<__nv_bfloat16>& queries = step.own;
   check_choice(heads, queries.heads, budget);
   const AttentionTask attention =
-      attention_task(heads, queries, rows, {.causal = true}, partial, Into::overwrite);
+      attention_task(heads, queries, rows, {true}, partial, Into::overwrite);
   const ChoiceSizes sizes(heads, queries.heads, always, budget, memory.chunk, memory.tokens);
   const ChoiceLayout layout(sizes, heads);
   const auto array = [&](std::int64_t at, auto*& to) {
@@ -765,6 +904,7 @@ void choose_and_attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& 
   };
   ChoiceTask task{};
   task.queries = queries.data;
+  task.form_stride = step.form_stride;
   task.keys = rows.keys;
   task.head_stride = rows.head_stride;
   array(layout.means, task.means);
@@ -780,6 +920,10 @@ void choose_and_attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& 
   task.most_entries = static_cast<int>(sizes.entries);
   task.most_listed = static_cast<int>(sizes.listed);
   task.samples = static_cast<int>(sizes.samples);
+  task.tile_samples = static_cast<int>(sizes.tile_samples);
+  task.sample_tiles = static_cast<int>(sizes.sample_tiles);
+  task.chunk_blocks = static_cast<int>(std::min<std::int64_t>(step.chunk_len / key_block, 1 << 30));
+  task.has_far = step.has_far;
   task.first = static_cast<int>(queries.first);
   task.tokens = static_cast<int>(queries.tokens);
   task.q_heads = static_cast<int>(queries.heads);
@@ -802,20 +946,30 @@ void choose_and_attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& 
         task, static_cast<int>(heads.head_dim));
     check_launch("mean keys");
   }
+  // The forms that some key meets.
+  const std::int64_t chunk =
+      step.chunk_len > 0 ? (queries.first + queries.tokens - 1) / step.chunk_len : 0;
+  const int forms = chunk == 0 ? 1 : chunk == 1 || !step.has_far ? 2 : 3;
   int size = 1;
   while (size < std::min<std::int64_t>(sizes.blocks, candidate_factor * task.most)) size *= 2;
   const auto all = static_cast<int>(
       (queries.first % query_block + queries.tokens + query_block - 1) / query_block);
   for (int first = 0; first < all; first += static_cast<int>(sizes.pieces)) {
     const auto pieces = static_cast<unsigned>(std::min<std::int64_t>(sizes.pieces, all - first));
-    look(heads.head_dim, task, first, pieces, stream, true);
+    look(heads.head_dim, task, first, pieces, stream, LookNumber::first);
     keep_kernel<<<dim3(pieces, kv_heads), choosing_threads, 0, stream>>>(task, first);
     check_launch("kept blocks");
-    look(heads.head_dim, task, first, pieces, stream, false);
-    choose_kernel<<<dim3(pieces, kv_heads), choosing_threads, static_cast<std::size_t>(size) * 8,
-                    stream>>>(task, first, size, sums);
+    look(heads.head_dim, task, first, pieces, stream, LookNumber::second);
+    choose_kernel<<<dim3(pieces, kv_heads), choosing_threads,
+                    static_cast<std::size_t>(size + task.samples) * 8, stream>>>(task, first, size,
+                                                                                 sums);
     check_launch("chosen blocks");
-    attend_listed(heads.head_dim, attention, task, first, pieces, stream);
+    for (int form = 0; form < forms; ++form) {
+      ListedAttention listed{attention, form};
+      listed.task.queries += form * step.form_stride;
+      listed.task.merge = form > 0;
+      attend_listed(heads.head_dim, listed, task, first, pieces, stream);
+    }
   }
 }
 

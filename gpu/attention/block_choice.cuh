@@ -14,11 +14,12 @@ inline constexpr int block_tokens = static_cast<int>(query_block);
 /// The arguments of the kernels. A piece is the tokens of a step in one block of queries. Arrays
 /// are per piece and KV head, number piece * kv_heads + kv_head.
 struct ChoiceTask {
-  const __nv_bfloat16* queries;  ///< [tokens, q_heads, head_dim]
+  const __nv_bfloat16* queries;  ///< [tokens, q_heads, head_dim], of each form (chunk_passes.h)
+  std::int64_t form_stride;      ///< elements from one form to the next
   const __nv_bfloat16* keys;     ///< [kv_heads, head_stride]
   std::int64_t head_stride;
   __nv_bfloat16* means;  ///< of keys of whole blocks, [kv_heads, most_blocks, head_dim]
-  float* shares;         ///< of candidates in the first look, [.., most_blocks]
+  float* shares;         ///< of candidates in the first look, [.., sample_tiles, most_blocks]
   float* mean_lse;       ///< of scores of means, [.., samples]
   int* entries;       ///< blocks that the second look meets: forced, then kept; [.., most_entries]
   int* entry_counts;  ///< [.., 2]: forced entries, all entries
@@ -28,13 +29,21 @@ struct ChoiceTask {
   int* block_counts;
   std::int64_t most_blocks;
   int most_entries, most_listed;
-  int samples;  ///< room for so many
-  int first;    ///< position of token 0
+  int samples;       ///< room for n samples
+  int tile_samples;  ///< samples of a block of threads
+  int sample_tiles;  ///< blocks of threads that share the samples
+  int chunk_blocks;  ///< blocks of keys in a chunk of dual chunk attention; 0: no chunks
+  bool has_far;      ///< keys before the chunk before a token's own meet a form of their own
+  int first;         ///< position of token 0
   int tokens, q_heads, kv_heads, group;
   int window, sinks;
   int most, least;  ///< blocks
   double mass;
   float scale, scale_log2, cap, cap_rate;
+};
+
+struct BlockRange {
+  int begin, end;
 };
 
 /// One piece: its tokens by number, and its blocks of keys.
@@ -44,6 +53,8 @@ struct Piece {
   int sinks;       ///< blocks before this number are attended always
   int local;       ///< and blocks from this number on
   int last;        ///< the block of the last token
+  int own;         ///< the first block of the tokens' chunk
+  int next;        ///< the first block that meets q_next
 
   __device__ __forceinline__ Piece(const ChoiceTask& task, int number) {
     const int lead = task.first % block_tokens;
@@ -53,6 +64,15 @@ struct Piece {
     sinks = (task.sinks + block_keys - 1) / block_keys;
     local = max(sinks, max(0, first - task.window + 1) / block_keys);
     last = (task.first + end - 1) / block_keys;
+    own = task.chunk_blocks > 0 ? first / block_keys / task.chunk_blocks * task.chunk_blocks : 0;
+    next = task.has_far ? max(0, own - task.chunk_blocks) : 0;
+  }
+  /// The blocks that meet a form of the queries, by its number.
+  __device__ __forceinline__ BlockRange met_by(int form) const {
+    return {form == 0 ? own : form == 1 ? next : 0, form == 0 ? last + 1 : form == 1 ? own : next};
+  }
+  __device__ __forceinline__ int form_of(int block) const {
+    return block >= own ? 0 : block >= next ? 1 : 2;
   }
   __device__ __forceinline__ int candidates() const { return local - sinks; }
   __device__ __forceinline__ bool chooses(const ChoiceTask& task) const {

@@ -14,9 +14,8 @@
 
 namespace topkv::gpu {
 
-/// Throws Unsupported for heads and budgets that choose_and_attend does not take: head dims other
-/// than 64, 80, 96, 128 and 256, keys that are values, groups of more than 16 query heads (8 for a
-/// head dim of 256), budgets of more than 65,536 keys.
+/// Throws Unsupported for heads and budgets that choose_and_attend does not take: groups of more
+/// than 128 query heads, and budgets of more than 65,536 keys.
 void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudget& budget);
 
 /// Returns the device memory that choose_and_attend takes for steps of `chunk` tokens in texts of
@@ -37,13 +36,24 @@ struct ChoiceMemory {
   std::int64_t chunk = 0, tokens = 0;  ///< as choice_bytes was asked
 };
 
+/// The queries of a step.
+struct StepQueries {
+  QueryView<__nv_bfloat16> own;
+  /// With dual chunk attention: elements from `own` to the queries for keys of the chunk before,
+  /// and from these to those for keys of earlier chunks.
+  std::int64_t form_stride = 0;
+  std::int64_t chunk_len = 0;  ///< tokens, a multiple of query_block; 0: no chunks
+  bool has_far =
+      false;  ///< false: keys of all earlier chunks meet the queries for the chunk before
+};
+
 /// Lets the queries choose, and overwrites `partial` with their attention, [tokens, q_heads] heads.
-/// rows: of positions 0 to that of the last token. always: the window and the sinks that tokens
-/// attend in any case. sums: is added to. Asynchronous on the stream.
-/// Throws as check_choice does.
-void choose_and_attend(const LayerHeads& heads, const QueryView<__nv_bfloat16>& queries,
-                       const DeviceRows& rows, const DeviceVisibility& always,
-                       const BlockBudget& budget, const ChoiceMemory& memory,
-                       const PartialView& partial, ShareSums* sums, cudaStream_t stream);
+/// rows: of positions 0 to that of the last token; those of a head are contiguous. always: the
+/// window and the sinks that tokens attend in any case. sums: is added to. Asynchronous on the
+/// stream. Throws as check_choice does.
+void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const DeviceRows& rows,
+                       const DeviceVisibility& always, const BlockBudget& budget,
+                       const ChoiceMemory& memory, const PartialView& partial, ShareSums* sums,
+                       cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -83,14 +83,17 @@ DeviceRows LayerRows::load(const LayerHeads& heads, std::span<const RowsView> ro
 
 void LayerRows::add(const LayerHeads& heads, const DeviceRows& more, DeviceRows& rows,
                     cudaStream_t compute) const {
+  // (The strides of heads may be above what a copy in two dimensions takes.)
   const auto copy = [&](const __nv_bfloat16* to, const __nv_bfloat16* from) {
-    constexpr std::size_t element = sizeof(__nv_bfloat16);
-    TOPKV_CUDA(cudaMemcpy2DAsync(
-        const_cast<__nv_bfloat16*>(to) + rows.count * heads.head_dim,  // memory of this object
-        static_cast<std::size_t>(rows.head_stride) * element, from,
-        static_cast<std::size_t>(more.head_stride) * element,
-        static_cast<std::size_t>(more.count * heads.head_dim) * element,
-        static_cast<std::size_t>(heads.kv_heads), cudaMemcpyDeviceToDevice, compute));
+    for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
+      auto* at = const_cast<__nv_bfloat16*>(to) +
+                 head * rows.head_stride +  // memory of this object
+                 rows.count * heads.head_dim;
+      TOPKV_CUDA(cudaMemcpyAsync(
+          at, from + head * more.head_stride,
+          static_cast<std::size_t>(more.count * heads.head_dim) * sizeof(__nv_bfloat16),
+          cudaMemcpyDeviceToDevice, compute));
+    }
   };
   copy(rows.keys, more.keys);
   if (!heads.keys_are_values) copy(rows.values, more.values);

@@ -215,12 +215,7 @@ class CudaPrefill final : public DevicePrefill {
   void check_choices() const {
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
-      if (!seen.chooses()) continue;
-      check_choice(heads(layer), shape_.q_heads, seen.blocks);
-      if (shape_.chunk_len == 0) continue;
-      throw Unsupported(
-          "a sparse prefill with dual chunk attention on a CUDA device; take a dense or window "
-          "prefill, or the host (--device cpu)");
+      if (seen.chooses()) check_choice(heads(layer), shape_.q_heads, seen.blocks);
     }
   }
 
@@ -259,7 +254,11 @@ class CudaPrefill final : public DevicePrefill {
     reach_fault("prefill.attend");
     if (visible_[l].chooses()) count_share(step, first, chooses);
     if (chooses) {
-      attend_chosen(step.layer, queries_of(step.layer, {}, first, 0, step.tokens), own, partial);
+      StepQueries queries{queries_of(step.layer, {}, first, 0, step.tokens)};
+      queries.form_stride = form_elements();
+      queries.chunk_len = shape_.chunk_len;
+      queries.has_far = step.q_next != step.q_far;
+      attend_chosen(step.layer, queries, own, partial);
     } else {
       attend_seen(step, own, first, partial);
     }
@@ -294,12 +293,12 @@ class CudaPrefill final : public DevicePrefill {
   }
 
   /// Of tokens that choose, over all rows before them and their own.
-  void attend_chosen(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
-                     const DeviceRows& own, const PartialView& partial) {
+  void attend_chosen(std::int64_t layer, const StepQueries& queries, const DeviceRows& own,
+                     const PartialView& partial) {
     const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
     const bool stored = own.keys == nullptr;  // the store has them
     DeviceRows rows =
-        layer_rows_.load(heads(layer), views(layer), queries.first + (stored ? own.count : 0),
+        layer_rows_.load(heads(layer), views(layer), queries.own.first + (stored ? own.count : 0),
                          stored_keys(layer), compute_);
     if (!stored) layer_rows_.add(heads(layer), own, rows, compute_);
     choose_and_attend(heads(layer), queries, rows, always_seen(seen), seen.blocks,
@@ -486,9 +485,11 @@ class CudaPrefill final : public DevicePrefill {
                                static_cast<std::size_t>(nonfinite_flags(shape_)) * 8, compute_));
   }
 
+  /// From the queries of a form to those of the next.
+  std::int64_t form_elements() const { return chunk_ * shape_.q_heads * shape_.widest_head(); }
   __nv_bfloat16* bf16_queries(QueryForm form) const {
     return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries) +
-           static_cast<std::int64_t>(form) * chunk_ * shape_.q_heads * shape_.widest_head();
+           static_cast<std::int64_t>(form) * form_elements();
   }
 
   /// All that a step has, before anything is written: out may be q.

@@ -38,10 +38,14 @@ struct SparseRun {
     const AttentionShape& shape = stream.shape;
     ContextBuilder builder(
         shape, {.capacity = stream.total, .dtype = dtype, .attention = attention}, place.device());
-    std::vector<Buffer> q, k, v, outs, lses;
+    std::vector<Buffer> q, q_next, q_far, k, v, outs, lses;
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       const auto l = static_cast<std::size_t>(layer);
       q.push_back(place.put(stream.q[l]));
+      if (shape.chunk_len > 0) {
+        q_next.push_back(place.put(stream.q_next[l]));
+        q_far.push_back(place.put(stream.q_far[l]));
+      }
       k.push_back(place.put(stream.k[l]));
       v.push_back(place.put(stream.v[l]));
       outs.push_back(place.put(std::vector<float>(stream.q[l].size(), NAN)));
@@ -52,14 +56,22 @@ struct SparseRun {
       const std::int64_t count = std::min(chunk, stream.total - first);
       for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
         const auto l = static_cast<std::size_t>(layer);
-        const bool has_rows = shape.has_rows(layer);
-        builder.attend({.layer = layer,
-                        .tokens = count,
-                        .q = q[l].floats() + first * stream.q_width(),
-                        .k = has_rows ? k[l].floats() + first * stream.kv_width() : nullptr,
-                        .v = has_rows ? v[l].floats() + first * stream.kv_width() : nullptr,
-                        .out = outs[l].floats() + first * stream.q_width(),
-                        .lse = lses[l].floats() + first * shape.q_heads});
+        const std::int64_t at = first * stream.q_width();
+        AttentionStep step{.layer = layer,
+                           .tokens = count,
+                           .q = q[l].floats() + at,
+                           .out = outs[l].floats() + at,
+                           .lse = lses[l].floats() + first * shape.q_heads};
+        if (shape.has_rows(layer)) {
+          step.k = k[l].floats() + first * stream.kv_width();
+          if (!shape.keys_are_values) step.v = v[l].floats() + first * stream.kv_width();
+        }
+        if (shape.chunk_len > 0) {
+          step.q_next = q_next[l].floats() + at;
+          // Queries that are alike may be one array.
+          step.q_far = stream.q_far == stream.q_next ? step.q_next : q_far[l].floats() + at;
+        }
+        builder.attend(step);
       }
     }
     builder.synchronize();
@@ -82,6 +94,9 @@ struct SparseCase {
   float softcap = 0;
   std::int64_t layers = 1;
   std::vector<std::int64_t> row_layer = {};
+  std::int64_t chunk_len = 0;
+  bool keys_are_values = false;
+  bool one_far_form = false;  ///< with chunks: q_far is q_next
 
   AttentionShape shape() const {
     AttentionShape shape;
@@ -91,6 +106,8 @@ struct SparseCase {
     shape.head_dim = head_dim;
     shape.softcap = softcap;
     shape.row_layer = row_layer;
+    shape.chunk_len = chunk_len;
+    shape.keys_are_values = keys_are_values;
     return shape;
   }
 };
@@ -103,7 +120,8 @@ TEST_P(DeviceSparsePrefill, AttendsWhatFloat64Chooses) {
   const SparseCase& c = GetParam();
   TOPKV_NEEDS_DEVICE(c.device);
   const Place place(c.device);
-  const TokenStream stream(c.shape(), c.tokens);
+  TokenStream stream(c.shape(), c.tokens);
+  if (c.one_far_form) stream.q_far = stream.q_next;
   const SparseRun run(place, stream, sparse_attention(c.rules), c.chunk);
   // A CUDA device scores means in bf16: it may choose otherwise where shares are near.
   const double least_margin = place.is_cuda() ? 5e-3 : 1e-5;
@@ -172,7 +190,50 @@ std::vector<SparseCase> sparse_cases() {
              {device, "one_step", 4, 2, 64, usual, 1500},
              {device, "capped", 4, 2, 64, usual, 512, 1500, 3.0F},
              {device, "shared_rows", 2, 1, 64, usual, 512, 1500, 0.0F, 2, {0, 0}},
-             {device, "several_layers", 4, 2, 64, usual, 256, 1500, 0.0F, 3}})
+             {device, "several_layers", 4, 2, 64, usual, 256, 1500, 0.0F, 3},
+             {device, "groups_of_40", 40, 1, 64, usual, 512, 1000},
+             {device, "groups_of_20_wide", 20, 1, 256, usual, 512, 1000},
+             {device, "head_dim_512", 4, 2, 512, usual, 512, 1000},
+             {.device = device,
+             .name = "latents",
+             .q_heads = 20,
+             .kv_heads = 1,
+             .head_dim = 576,
+             .rules = usual,
+             .tokens = 1000,
+             .keys_are_values = true},
+             {.device = device,
+             .name = "keys_are_values",
+             .q_heads = 4,
+             .kv_heads = 2,
+             .head_dim = 64,
+             .rules = usual,
+             .keys_are_values = true},
+             {.device = device,
+             .name = "dual_chunks",
+             .q_heads = 4,
+             .kv_heads = 2,
+             .head_dim = 128,
+             .rules = usual,
+             .chunk_len = 384},
+             {.device = device,
+             .name = "dual_chunks_with_one_far_form",
+             .q_heads = 4,
+             .kv_heads = 2,
+             .head_dim = 64,
+             .rules = usual,
+             .chunk = 300,
+             .chunk_len = 256,
+             .one_far_form = true},
+             {.device = device,
+             .name = "dual_chunks_of_latents",
+             .q_heads = 20,
+             .kv_heads = 1,
+             .head_dim = 576,
+             .rules = usual,
+             .tokens = 1000,
+             .chunk_len = 384,
+             .keys_are_values = true}})
       cases.push_back(c);
   }
   return cases;
@@ -255,7 +316,7 @@ TEST(CudaSparsePrefill, RefusesHeadsThatItDoesNotKnow) {
   const Place place("cuda");
   AttentionShape shape;
   shape.layers = 1;
-  shape.q_heads = 32;
+  shape.q_heads = 160;
   shape.kv_heads = 1;
   shape.head_dim = 64;
   const TokenStream stream(shape, 128);
@@ -263,7 +324,7 @@ TEST(CudaSparsePrefill, RefusesHeadsThatItDoesNotKnow) {
     SparseRun(place, stream, sparse_attention({.window = 64, .most = 64}), 128);
     FAIL() << "not refused";
   } catch (const Unsupported& error) {
-    EXPECT_NE(std::string(error.what()).find("32 query heads"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("160 query heads"), std::string::npos) << error.what();
   }
 }
 
