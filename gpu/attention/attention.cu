@@ -16,6 +16,7 @@ namespace {
 constexpr float log2_e = 1.44269504F;
 constexpr std::int64_t max_rows = std::int64_t{1} << 30;  // positions are 32-bit in the kernel
 constexpr unsigned max_cluster_blocks = 8;                // that every device with clusters grants
+constexpr unsigned large_cluster_blocks = 16;             // that some grant if they are asked
 
 /// Merges the partials of the block's warps, then those of the cluster's blocks, and writes the
 /// result. A row is merged by one warp of one block.
@@ -107,41 +108,64 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   }
 }
 
-/// Prepares the kernel for the current device.
+/// Returns the most blocks of a cluster: 1 without clusters.
 template <class T>
-void prepare_kernel() {
-  // A thread does so once for each device that it turns to: this takes as long as a launch.
-  thread_local int prepared_for = -1;
-  int device = 0;
-  TOPKV_CUDA(cudaGetDevice(&device));
-  if (device == prepared_for) return;
-  TOPKV_CUDA(cudaFuncSetAttribute(attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  T::shared_bytes));
-  prepared_for = device;
+unsigned most_cluster_blocks() {
+  if (!T::splits_keys || kernel_architecture() < 90) return 1;
+  // The tiles of wide heads have few keys: more blocks have work.
+  if (T::column_warps == 1) return max_cluster_blocks;
+  TOPKV_CUDA(
+      cudaFuncSetAttribute(attention_kernel<T>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1, 1, large_cluster_blocks);
+  config.blockDim = dim3(T::threads);
+  config.dynamicSmemBytes = T::shared_bytes;
+  int granted = 0;
+  TOPKV_CUDA(cudaOccupancyMaxPotentialClusterSize(&granted, attention_kernel<T>, &config));
+  const bool large = granted >= static_cast<int>(large_cluster_blocks);
+  return large ? large_cluster_blocks : max_cluster_blocks;
 }
 
-/// How many blocks share the key tiles of a row tile: a cluster's.
+/// Prepares the kernel for the current device. Returns the most blocks of a cluster.
 template <class T>
-unsigned cluster_blocks(const AttentionTask& task) {
+unsigned prepare_kernel() {
+  // A thread does so once for each device that it turns to: this takes as long as a launch.
+  thread_local int prepared_for = -1;
+  thread_local unsigned cluster_blocks = 1;
+  int device = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  if (device == prepared_for) return cluster_blocks;
+  TOPKV_CUDA(cudaFuncSetAttribute(attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  T::shared_bytes));
+  cluster_blocks = most_cluster_blocks<T>();
+  prepared_for = device;
+  return cluster_blocks;
+}
+
+/// How many blocks share the key tiles of a row tile: a cluster's. row_tiles: of all KV heads.
+template <class T>
+unsigned cluster_blocks(const AttentionTask& task, std::int64_t row_tiles, unsigned most) {
+  // More tiles fill a device with small clusters.
+  if (row_tiles > large_cluster_blocks) most = std::min(most, max_cluster_blocks);
   const int tiles = (task.count + T::tile_keys - 1) / T::tile_keys;
   unsigned blocks = 1;
-  while (blocks < max_cluster_blocks && 2 * blocks <= static_cast<unsigned>(tiles)) blocks *= 2;
+  while (blocks < most && 2 * blocks <= static_cast<unsigned>(tiles)) blocks *= 2;
   return blocks;
 }
 
 template <class T>
 void launch(const AttentionTask& task, std::int64_t kv_heads, cudaStream_t stream) {
+  const unsigned most = prepare_kernel<T>();
+  const std::int64_t row_tiles = (task.rows + T::tile_rows - 1) / T::tile_rows;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = 1;
   attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z =
-      T::splits_keys && kernel_architecture() >= 90 ? cluster_blocks<T>(task) : 1;
-  prepare_kernel<T>();
+  attribute.val.clusterDim.z = cluster_blocks<T>(task, row_tiles * kv_heads, most);
 
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((task.rows + T::tile_rows - 1) / T::tile_rows),
-                        static_cast<unsigned>(kv_heads), attribute.val.clusterDim.z);
+  config.gridDim = dim3(static_cast<unsigned>(row_tiles), static_cast<unsigned>(kv_heads),
+                        attribute.val.clusterDim.z);
   config.blockDim = dim3(T::threads);
   config.dynamicSmemBytes = T::shared_bytes;
   config.stream = stream;

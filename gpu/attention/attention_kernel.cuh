@@ -8,7 +8,8 @@
 // one tile before their use.
 //
 // The registers of a warp do not hold the results of heads of more than 256 dims. Several warps
-// then share rows and keys. Each computes all scores of its rows, and a part of the columns of V.
+// then share rows and keys. Each computes a part of the columns of V, and the products of a part of
+// the dims of Q and K, which they add up.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -80,7 +81,12 @@ struct AttentionTiling {
   static constexpr int query_bytes = tile_rows * Shared::row_bytes;
   static constexpr int tile_bytes = tile_keys * Shared::row_bytes;
   static constexpr int stage_bytes = (has_values ? 2 : 1) * tile_bytes;
-  static constexpr int shared_bytes = query_bytes + 2 * stage_bytes;
+  /// The products that a warp gives away: of half its keys, a float4 per lane and fragment.
+  static constexpr int given_floats4 =
+      column_warps == 1 ? 0 : 32 * frags * (tile_keys / key_warps / 16);
+  static constexpr int exchange_bytes = 16 * warps * given_floats4;
+  static constexpr int exchange = query_bytes + 2 * stage_bytes;  ///< where it begins
+  static constexpr int shared_bytes = exchange + exchange_bytes;
 
   /// Partials of the key warps, the first of which becomes the block's. They use all shared memory
   /// after the last tile: sums [tile_rows, sum_stride], maxima [tile_rows], weights [tile_rows].
@@ -88,7 +94,7 @@ struct AttentionTiling {
   static constexpr int partial_floats = tile_rows * (sum_stride + 2);
   static_assert(splits_keys ? frags == 1 && key_warps <= 32 : key_warps == 1);
   static_assert(!splits_keys || key_warps * partial_floats * 4 <= shared_bytes);
-  static_assert(head_dim % column_warps == 0 && warp_columns % 16 == 0);
+  static_assert(column_warps <= 2 && head_dim % column_warps == 0 && warp_columns % 16 == 0);
   static_assert(warp_keys % 16 == 0);
   static_assert(tile_keys * Shared::chunks % threads == 0);
   static_assert(shared_bytes <= 99 * 1024, "what a block of sm_86, sm_89 and sm_120 may have");
@@ -199,8 +205,8 @@ __device__ __forceinline__ void copy_queries(const AttentionTask& task, const Ro
   }
 }
 
-/// Computes scores = Q K^T for this warp's rows and keys, unscaled. queries, keys: the lane's
-/// ldmatrix addresses.
+/// Computes scores = Q K^T for this warp's rows, keys and part of the dims, unscaled. queries,
+/// keys: the lane's ldmatrix addresses, at the first of these dims.
 template <class T, int key_frags>
 __device__ __forceinline__ void multiply_keys(std::uint32_t queries, std::uint32_t keys,
                                               float (&scores)[T::frags][key_frags][4]) {
@@ -214,7 +220,7 @@ __device__ __forceinline__ void multiply_keys(std::uint32_t queries, std::uint32
     }
   }
 #pragma unroll
-  for (int k = 0; k < T::head_dim / 16; ++k) {
+  for (int k = 0; k < T::warp_columns / 16; ++k) {
     std::uint32_t a[T::frags][4];
 #pragma unroll
     for (int f = 0; f < T::frags; ++f)
@@ -228,6 +234,62 @@ __device__ __forceinline__ void multiply_keys(std::uint32_t queries, std::uint32
         mma(scores[f][n], a[f], b[0], b[1]);
         mma(scores[f][n + 1], a[f], b[2], b[3]);
       }
+    }
+  }
+}
+
+/// Adds the scores of the two warps that share rows and keys: each has those of half the dims. A
+/// warp adds up half of the keys and takes the sums of the others, so that both have the same bits.
+template <class T, int key_frags>
+__device__ __forceinline__ void add_halves(std::uint32_t shared,
+                                           float (&scores)[T::frags][key_frags][4]) {
+  constexpr int half = key_frags / 2;
+  const WarpPlace<T> warp;
+  const bool second = warp.columns == 1;  // it adds up the second half
+  float4* begin = static_cast<float4*>(__cvta_shared_to_generic(shared + T::exchange)) +
+                  warp.part * 2 * T::given_floats4 + threadIdx.x % 32;
+  float4* mine = begin + (second ? T::given_floats4 : 0);
+  float4* other = begin + (second ? 0 : T::given_floats4);
+  const auto sync = [&] {  // of these two warps
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + warp.part) : "memory");
+  };
+  const auto pick = [](bool first, const float(&a)[4], const float(&b)[4]) {
+    return make_float4(first ? a[0] : b[0], first ? a[1] : b[1], first ? a[2] : b[2],
+                       first ? a[3] : b[3]);
+  };
+  const auto put = [](float(&to)[4], bool change, const float4& x) {
+    to[0] = change ? x.x : to[0];
+    to[1] = change ? x.y : to[1];
+    to[2] = change ? x.z : to[2];
+    to[3] = change ? x.w : to[3];
+  };
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int n = 0; n < half; ++n)
+      other[(f * half + n) * 32] = pick(second, scores[f][n], scores[f][n + half]);
+  }
+  sync();
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int n = 0; n < half; ++n) {
+      float4 sums = pick(!second, scores[f][n], scores[f][n + half]);
+      float4& at = mine[(f * half + n) * 32];
+      sums = make_float4(sums.x + at.x, sums.y + at.y, sums.z + at.z, sums.w + at.w);
+      at = sums;
+      put(scores[f][n], !second, sums);
+      put(scores[f][n + half], second, sums);
+    }
+  }
+  sync();
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int n = 0; n < half; ++n) {
+      const float4 sums = other[(f * half + n) * 32];
+      put(scores[f][n], second, sums);
+      put(scores[f][n + half], !second, sums);
     }
   }
 }
@@ -377,9 +439,11 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
 
   const int count = task.count;
   const std::uint32_t stages = shared + T::query_bytes;
-  const std::uint32_t query_address = shared + S::offset(warp_row + lane % 16, lane / 16);
+  const int first_dims = warp.columns * (T::warp_columns / 16);
+  const std::uint32_t query_address =
+      S::advance(shared + S::offset(warp_row + lane % 16, lane / 16), first_dims);
   const std::uint32_t key_address =
-      stages + S::offset(warp_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+      S::advance(stages + S::offset(warp_key + lane % 8 + lane / 16 * 8, lane / 8 % 2), first_dims);
   const std::uint32_t value_address =
       stages + (T::has_values ? T::tile_bytes : 0) +
       S::offset(warp_key + lane % 16, warp.columns * (T::warp_columns / 8) + lane / 16);
@@ -410,6 +474,7 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
     }
     float scores[T::frags][key_frags][4];
     multiply_keys<T>(compute_here(query_address), key_address + stage, scores);
+    if constexpr (T::column_warps > 1) add_halves<T>(shared, scores);
     if (task.cap > 0.0F) cap_scores<T>(task, scores);
 
     const int begin = tiles[i] * T::tile_keys;

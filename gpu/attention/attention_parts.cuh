@@ -114,15 +114,26 @@ struct RowMerge {
 
   /// All lanes of the warp call it. The result is valid if column < head_dim.
   __device__ __forceinline__ float4 sums(int column) const {
+    constexpr int at_once = 8;  // loads of other blocks' memory that wait together
     float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-    for (int i = 0; i < count; ++i) {
-      const float f = __shfl_sync(0xffffffffU, factor, i);
-      if (column >= T::head_dim) continue;
-      const float4 x = *reinterpret_cast<const float4*>(partial(i) + row * T::sum_stride + column);
-      total.x += f * x.x;
-      total.y += f * x.y;
-      total.z += f * x.z;
-      total.w += f * x.w;
+    for (int first = 0; first < count; first += at_once) {
+      float4 x[at_once];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        x[i] = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+        if (first + i < count && column < T::head_dim)
+          x[i] =
+              *reinterpret_cast<const float4*>(partial(first + i) + row * T::sum_stride + column);
+      }
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        // Past the last partial, x is 0 and so is the factor.
+        const float f = __shfl_sync(0xffffffffU, factor, (first + i) % 32);
+        total.x += f * x[i].x;
+        total.y += f * x[i].y;
+        total.z += f * x[i].z;
+        total.w += f * x[i].w;
+      }
     }
     return total;
   }

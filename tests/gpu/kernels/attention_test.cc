@@ -79,17 +79,17 @@ TEST(GpuAttention, LatentHeadsThatShareOneKvHeadAgreeWithFloat64) {
     problem.attend(0, rows / 3, Into::merge);
     problem.expect_close(problem.answer());
   };
-  for (const std::int64_t heads : {16, 20, 64, 65, 128}) {
-    for (const std::int64_t rows : {1, 31, 33, 64, 65, 127, 257, 600}) expect(heads, 1, rows);
+  for (const std::int64_t heads : {16, 20, 65}) {
+    for (const std::int64_t rows : {1, 33, 64, 65, 127, 257}) expect(heads, 1, rows);
   }
-  expect(16, 1, 4096);
-  expect(64, 1, 1028);
-  expect(128, 1, 3001);
-  for (const std::int64_t window : {0, 30, 100}) {
-    expect(20, 7, 150, window);
-    expect(128, 3, 150, window);
-    expect(128, 8, 150, window);
-    expect(128, 9, 150, window);
+  expect(16, 1, 3001);
+  expect(64, 1, 600);
+  expect(128, 1, 520);
+  for (const std::int64_t window : {0, 30}) {
+    expect(20, 7, 70, window);
+    expect(128, 3, 70, window);
+    expect(128, 8, 70, window);
+    expect(128, 9, 70, window);
   }
 }
 
