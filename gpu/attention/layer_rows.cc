@@ -8,6 +8,7 @@ namespace topkv::gpu {
 namespace {
 
 constexpr std::int64_t alignment = 256;
+constexpr std::int64_t slot_rows = 16384;  // that are copied before they are unpacked
 
 /// The bytes of the rows of the layer that has most.
 std::int64_t largest_layer(const AttentionShape& shape, KvDType dtype, std::int64_t tokens) {
@@ -19,66 +20,86 @@ std::int64_t largest_layer(const AttentionShape& shape, KvDType dtype, std::int6
   return (most + alignment - 1) / alignment * alignment;
 }
 
+/// The bytes of a slot's rows, as they are stored.
+std::int64_t slot_bytes(const AttentionShape& shape, KvDType dtype) {
+  return largest_layer(shape, dtype, slot_rows);
+}
+
 }  // namespace
 
 std::int64_t LayerRows::bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tokens) {
-  const std::int64_t unpacked = largest_layer(shape, KvDType(), tokens);
-  return unpacked + (in_blocks(dtype.keys) ? largest_layer(shape, dtype, tokens) : unpacked);
+  return largest_layer(shape, KvDType(), tokens) +
+         (in_blocks(dtype.keys) ? slots * slot_bytes(shape, dtype) : 0);
 }
 
 LayerRows::LayerRows(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
                      std::byte* memory)
-    : dtype_(dtype),
-      tokens_(tokens),
-      unpacked_(in_blocks(dtype.keys) ? reinterpret_cast<__nv_bfloat16*>(memory) : nullptr) {
-  std::byte* second = memory + largest_layer(shape, KvDType(), tokens);
-  slots_[0].data = unpacked_ != nullptr ? second : memory;
-  slots_[1].data = second;
+    : dtype_(dtype), tokens_(tokens), rows_(reinterpret_cast<__nv_bfloat16*>(memory)) {
+  std::byte* stored = memory + largest_layer(shape, KvDType(), tokens);
+  for (Slot& slot : slots_) {
+    slot.data = stored;
+    stored += slot_bytes(shape, dtype);
+  }
 }
 
 DeviceRows LayerRows::load(const LayerHeads& heads, std::span<const RowsView> rows,
                            std::int64_t count, const StoredKeys& stored, cudaStream_t compute) {
-  const std::int64_t dim = heads.head_dim;
-  const bool has_values = !heads.keys_are_values;
-  const std::int64_t key_bytes = tokens_ * vector_bytes(dtype_.keys, dim);
-  const std::int64_t head_bytes =
-      key_bytes + (has_values ? tokens_ * vector_bytes(dtype_.values, dim) : 0);
-  if (unpacked_ == nullptr) slot_ = 1 - slot_;
-  Slot& slot = slots_[slot_];
-  slot.used.block(copies_);
+  DeviceRows loaded;
+  loaded.head_stride = heads.vectors() * tokens_ * heads.head_dim;
+  loaded.count = count;
+  loaded.keys = rows_;
+  loaded.values = heads.keys_are_values ? rows_ : rows_ + tokens_ * heads.head_dim;
+  used_.block(in_blocks(dtype_.keys) ? unpacks_ : copies_);
   inject_copy_delay(copies_);
+  if (in_blocks(dtype_.keys)) {
+    for (std::int64_t begin = 0; begin < count; begin += slot_rows)
+      unpack(heads, rows, {begin, std::min(begin + slot_rows, count)}, stored, loaded);
+    loaded_.record(unpacks_);
+  } else {
+    for (std::int64_t head = 0; count > 0 && head < heads.kv_heads; ++head) {
+      const RowsView& from = rows[static_cast<std::size_t>(head)];
+      copy(from.keys, {0, count}, rows_ + head * loaded.head_stride);
+      if (heads.keys_are_values) continue;
+      copy(from.values, {0, count}, rows_ + head * loaded.head_stride + tokens_ * heads.head_dim);
+    }
+    loaded_.record(copies_);
+  }
+  loaded_.block(compute);
+  return loaded;
+}
+
+void LayerRows::copy(const KeyView& vectors, const PositionRange& range, void* to) {
+  TOPKV_CUDA(cudaMemcpyAsync(to, vectors.key(range.begin),
+                             static_cast<std::size_t>(range.size() * vectors.stride_bytes),
+                             cudaMemcpyHostToDevice, copies_));
+}
+
+void LayerRows::unpack(const LayerHeads& heads, std::span<const RowsView> rows,
+                       const PositionRange& range, const StoredKeys& stored,
+                       const DeviceRows& loaded) {
+  const std::int64_t dim = heads.head_dim;
+  const std::int64_t key_bytes = slot_rows * vector_bytes(dtype_.keys, dim);
+  const std::int64_t head_bytes =
+      key_bytes + (heads.keys_are_values ? 0 : slot_rows * vector_bytes(dtype_.values, dim));
+  Slot& slot = slots_[next_];
+  next_ = (next_ + 1) % slots;
+  slot.used.block(copies_);
   for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
     const RowsView& from = rows[static_cast<std::size_t>(head)];
-    std::byte* to = slot.data + head * head_bytes;
-    const auto copy = [&](std::byte* target, const KeyView& vectors) {
-      if (count == 0) return;
-      TOPKV_CUDA(cudaMemcpyAsync(target, vectors.key(0),
-                                 static_cast<std::size_t>(count * vectors.stride_bytes),
-                                 cudaMemcpyHostToDevice, copies_));
-    };
-    copy(to, from.keys);
-    if (has_values) copy(to + key_bytes, from.values);
+    copy(from.keys, range, slot.data + head * head_bytes);
+    if (!heads.keys_are_values) copy(from.values, range, slot.data + head * head_bytes + key_bytes);
   }
   slot.arrived.record(copies_);
-  slot.arrived.block(compute);
-
-  DeviceRows loaded;
-  loaded.head_stride = heads.vectors() * tokens_ * dim;
-  loaded.count = count;
-  auto* ready = reinterpret_cast<__nv_bfloat16*>(slot.data);
-  if (unpacked_ != nullptr) {
-    ready = unpacked_;
-    unpack_blocks(slot.data, head_bytes, count, heads.kv_heads, dim, dtype_.keys,
-                  stored.from(rows[0].keys.first_position), ready, loaded.head_stride, compute);
-    if (has_values) {
-      unpack_blocks(slot.data + key_bytes, head_bytes, count, heads.kv_heads, dim, dtype_.values,
-                    {}, ready + tokens_ * dim, loaded.head_stride, compute);
-    }
-    slot.used.record(compute);
+  slot.arrived.block(unpacks_);
+  __nv_bfloat16* to = rows_ + range.begin * dim;
+  unpack_blocks(slot.data, head_bytes, range.size(), heads.kv_heads, dim, dtype_.keys,
+                stored.from(rows[0].keys.first_position + range.begin), to, loaded.head_stride,
+                unpacks_);
+  if (!heads.keys_are_values) {
+    unpack_blocks(slot.data + key_bytes, head_bytes, range.size(), heads.kv_heads, dim,
+                  dtype_.values, {}, to + tokens_ * dim, loaded.head_stride, unpacks_);
   }
-  loaded.keys = ready;
-  loaded.values = has_values ? ready + tokens_ * dim : ready;
-  return loaded;
+  slot.used.record(unpacks_);
 }
 
 void LayerRows::add(const LayerHeads& heads, const DeviceRows& more, DeviceRows& rows,
@@ -100,8 +121,6 @@ void LayerRows::add(const LayerHeads& heads, const DeviceRows& more, DeviceRows&
   rows.count += more.count;
 }
 
-void LayerRows::release(cudaStream_t compute) {
-  if (unpacked_ == nullptr) slots_[slot_].used.record(compute);
-}
+void LayerRows::release(cudaStream_t compute) { used_.record(compute); }
 
 }  // namespace topkv::gpu

@@ -1,9 +1,9 @@
 // All rows of one layer in device memory as bf16, for attention that meets them in any order. They
-// are copied from host memory on a stream of their own, while the compute stream works on the layer
-// before.
+// are copied from host memory on a stream of their own, while the compute stream works on what
+// lies between the attention of two layers.
 //
-// Rows in blocks (q8, q4) arrive in one buffer as they are stored, and are unpacked into another.
-// Rows in bf16 arrive in two buffers in turn.
+// Rows in blocks (q8, q4) arrive some at a time as they are stored, and are unpacked on one more
+// stream.
 //
 // Threads: one at a time.
 #pragma once
@@ -32,7 +32,10 @@ class LayerRows {
   void after(const Event& event) { event.block(copies_); }
 
   /// Waits for the copies begun. Returns true if all of them succeeded.
-  bool wait() const { return cudaStreamSynchronize(copies_) == cudaSuccess; }
+  bool wait() const {
+    const bool copied = cudaStreamSynchronize(copies_) == cudaSuccess;
+    return cudaStreamSynchronize(unpacks_) == cudaSuccess && copied;
+  }
 
   /// Begins to copy the first `count` rows of the views, one for each KV head. Work that is given
   /// to `compute` afterwards finds them in the result, whose count it is. heads: of the rows'
@@ -49,18 +52,28 @@ class LayerRows {
   void release(cudaStream_t compute);
 
  private:
+  static constexpr std::size_t slots = 3;
+
+  /// Rows of all KV heads as they are stored: [kv_heads, keys then values].
   struct Slot {
     std::byte* data = nullptr;
     Event arrived;
     Event used;
   };
 
+  /// Begins to copy vectors.
+  void copy(const KeyView& vectors, const PositionRange& range, void* to);
+  /// Begins to copy rows in blocks, and to unpack them.
+  void unpack(const LayerHeads& heads, std::span<const RowsView> rows, const PositionRange& range,
+              const StoredKeys& stored, const DeviceRows& loaded);
+
   KvDType dtype_;
   std::int64_t tokens_;
-  __nv_bfloat16* unpacked_;  // null: rows come in bf16
-  Slot slots_[2];            // rows in blocks have one
-  std::size_t slot_ = 0;
-  Stream copies_;
+  __nv_bfloat16* rows_;  // [kv_heads, vectors, tokens, head_dim]
+  Slot slots_[slots];    // of rows in blocks
+  std::size_t next_ = 0;
+  Event loaded_, used_;
+  Stream copies_, unpacks_;
 };
 
 }  // namespace topkv::gpu
