@@ -488,6 +488,11 @@ class Model {
   /// It is what AttentionShape::context_bytes says, and more for layers with a sliding window.
   std::int64_t prefill_rows_bytes(std::int64_t tokens, const PrefillOptions& options) const;
 
+  /// Returns how prefill would read `tokens` tokens now: what the options say, or what
+  /// Prefill::automatic stands for. That is resolve_prefill()'s answer, or dense where a sparse
+  /// prefill needs more memory than the device has left.
+  PrefillAttention prefill_attention(const PrefillOptions& options, std::int64_t tokens) const;
+
   /// Runs tokens through the network into a new context.
   ///
   /// - progress: stage "prefill", in tokens, then "index", in keys. An exception that it throws

@@ -22,6 +22,10 @@ namespace topkv {
 /// block of queries searched.
 inline constexpr std::int64_t session_chunk = most_step_tokens;
 
+/// How a prefill reads: what the options say, or what Prefill::automatic stands for. That is dense
+/// where the memory of a sparse prefill would be above `room`. tokens: of the text; 0: not known.
+PrefillAttention fitting_prefill(const ModelConfig& config, const DeviceSizes& device,
+                                 PrefillOptions options, std::int64_t tokens, std::int64_t room);
 /// Prefill chunks that are tried, largest first, until one fits the device's memory. tokens: of the
 /// text; 0: not known.
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,
@@ -34,7 +38,7 @@ std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
 /// Model::plan, for a device of which `memory` is there and used.
 DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
                        const DeviceSizes& device, const DeviceMemory& memory,
-                       const PrefillOptions& prefill, const RetrievalOptions& retrieval,
+                       PrefillOptions prefill, const RetrievalOptions& retrieval,
                        std::int64_t tokens);
 
 struct Model::Impl {

@@ -37,6 +37,20 @@ std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
          device.allocation_bytes(attention) + device_states_bytes(config.attention, device);
 }
 
+PrefillAttention fitting_prefill(const ModelConfig& config, const DeviceSizes& device,
+                                 PrefillOptions options, std::int64_t tokens, std::int64_t room) {
+  const bool chosen = options.attention.mode == Prefill::automatic;
+  options.attention = resolved(config, device, options, tokens);
+  if (!chosen || options.attention.mode != Prefill::sparse || !device.is_cuda())
+    return options.attention;
+  // With shorter chunks, all rows of a layer cross to the device so often that dense is quicker.
+  constexpr std::int64_t shortest = 2048;
+  const std::int64_t chunk = options.chunk > 0 ? options.chunk : shortest;
+  if (prefill_bytes(config, device, options, chunk, tokens) > room)
+    options.attention.mode = Prefill::dense;
+  return options.attention;
+}
+
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,
                                   const PrefillOptions& options, std::int64_t tokens,
                                   std::int64_t room) {
@@ -58,7 +72,7 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
 
 DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
                        const DeviceSizes& device, const DeviceMemory& memory,
-                       const PrefillOptions& prefill, const RetrievalOptions& retrieval,
+                       PrefillOptions prefill, const RetrievalOptions& retrieval,
                        std::int64_t tokens) {
   device.check_heads(config.attention);
   DevicePlan plan;
@@ -73,6 +87,7 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   const std::int64_t step = device.allocation_bytes(Forward::bytes(config, device, session_chunk));
   const std::int64_t always = memory.used + weights + step;
   plan.ceiling = memory.ceiling;
+  prefill.attention = fitting_prefill(config, device, prefill, tokens, memory.ceiling - always);
   plan.chunk = choose_prefill_chunk(config, device, prefill, tokens, memory.ceiling - always);
   const std::int64_t prefilling = prefill_bytes(config, device, prefill, plan.chunk, tokens);
   SessionShape shape = session_shape(config.attention, retrieval, any_tokens);

@@ -39,8 +39,7 @@ class QuickerWay {
 
 Prefilled without_index(const Model& model, PrefillOptions options,
                         const std::vector<Token>& tokens, ProgressBar& progress) {
-  options.attention = resolve_prefill(options.attention, model.config().attention,
-                                      std::ssize(tokens), model.device().is_cuda());
+  options.attention = model.prefill_attention(options, std::ssize(tokens));
   Prefilled prefilled{.attention = options.attention};
   if (tokens.empty()) {
     prefilled.context =

@@ -38,6 +38,13 @@ std::int64_t Model::prefill_rows_bytes(std::int64_t tokens, const PrefillOptions
   return RowStore::bytes_while_read(impl_->config.attention, options.kv_dtype, tokens, chunk);
 }
 
+PrefillAttention Model::prefill_attention(const PrefillOptions& options,
+                                          std::int64_t tokens) const {
+  const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
+  const DeviceMemory memory = device->memory();
+  return fitting_prefill(impl_->config, *device, options, tokens, memory.ceiling - memory.used);
+}
+
 std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
                                               const PrefillOptions& given,
                                               const ProgressFn& progress, ForwardTimes* times,
@@ -55,8 +62,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
   impl_->check_reach(total);
-  options.attention =
-      resolve_prefill(options.attention, config.attention, total, device->is_cuda());
+  options.attention = prefill_attention(options, total);
   bool keep_queries = options.keep_queries;
   for (const std::string& text : options.indices) {
     const IndexSpec spec(text);
