@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <pybind11/stl.h>
 
 #include <optional>
 
@@ -14,11 +15,12 @@ constexpr const char* busy = "the context builder";
 std::unique_ptr<Builder> make(const AttentionShape& shape, std::int64_t capacity,
                               const std::string& dtype, std::int64_t memory_budget,
                               const std::string& prefill, std::int64_t window, std::int64_t sinks,
-                              const py::object& device) {
+                              const py::object& device, std::int64_t keys,
+                              std::optional<std::int64_t> least, double mass, bool measure) {
   const ContextOptions options{
       .capacity = capacity,
       .dtype = KvDType::parse(dtype),
-      .attention = {.mode = parse_prefill(prefill), .window = window, .sinks = sinks},
+      .attention = prefill_attention(prefill, window, sinks, keys, least, mass, measure),
       .memory_budget = memory_budget,
       .keep_queries = true};  // for experiments: h2o, tova, squeezed
   const Device where = device_of(device);
@@ -58,6 +60,35 @@ py::object attend(Builder& self, std::int64_t layer, py::handle q, py::handle k,
 }  // namespace
 
 void bind_builder(py::module_& module) {
+  py::class_<PrefillShare>(
+      module, "PrefillShare",
+      "What the tokens of a sparse prefill attended in a layer. queries: tokens, once for each KV "
+      "head; 0: tokens of the layer do not choose keys.")
+      .def_readonly("queries", &PrefillShare::queries)
+      .def_property_readonly("mass", &PrefillShare::mean_mass,
+                             "The mean share of dense attention that a token met, an estimate "
+                             "unless it was measured.")
+      .def_property_readonly("keys", &PrefillShare::key_share,
+                             "The share of earlier keys that were attended.")
+      .def("__repr__", [](const PrefillShare& share) {
+        return fmt::format("PrefillShare(queries={}, mass={:.4g}, keys={:.4g})", share.queries,
+                           share.mean_mass(), share.key_share());
+      });
+  module.def(
+      "resolve_prefill",
+      [](const std::string& prefill, std::int64_t tokens, const py::object& device,
+         std::int64_t chunk_len) {
+        AttentionShape shape;
+        shape.chunk_len = chunk_len;
+        return name_of(resolve_prefill({.mode = parse_prefill(prefill)}, shape, tokens,
+                                       device_of(device).is_cuda())
+                           .mode);
+      },
+      py::arg("prefill"), py::arg("tokens"), py::arg("device") = py::none(), py::kw_only(),
+      py::arg("chunk_len") = 0,
+      "The prefill of a text of `tokens` tokens: \"sparse\" or \"dense\" for \"auto\", and the "
+      "same "
+      "name for others. chunk_len: as in AttentionShape.");
   py::class_<Builder> type(
       module, "ContextBuilder",
       "Collects the rows of a context as the network produces them. One thread at a time.\n\n"
@@ -65,15 +96,24 @@ void bind_builder(py::module_& module) {
       "dtype: dtype of the stored rows: \"bf16\", \"f16\", \"f32\", or \"q8\" and \"q4\", 8.5 and "
       "5 bits an element, also as \"q8/q4\" (keys/values). A CUDA device takes bf16, q8 and q4.\n\n"
       "memory_budget: bytes that the rows may take; 0: the free memory.\n\n"
-      "prefill: the tokens that attend() lets a token see: \"dense\" (all earlier ones) or "
-      "\"window\" (the first `sinks` and the last `window`).",
+      "prefill: the tokens that attend() lets a token see: \"dense\" (all earlier ones), "
+      "\"window\" (the first `sinks` and the last `window`) or \"sparse\" (these, and blocks of 64 "
+      "keys in between that each block of 128 tokens chooses for itself). resolve_prefill() says "
+      "which of them \"auto\" would be.\n\n"
+      "prefill_keys: with \"sparse\", the most keys that a block of tokens chooses for each KV "
+      "head. prefill_least: the fewest; None: 512, or prefill_keys if that is less. prefill_mass: "
+      "no more keys are chosen once this share of attention is met; 1: always prefill_keys. "
+      "prefill_measure: share() has the exact share of attention that sampled tokens meet, not an "
+      "estimate; on the host alone.",
       py::release_gil_before_calling_cpp_dtor());
   bind_states(type, &Builder::builder, busy, "tokens",
               "A copy of the recurrent state of a layer after its last token; empty before the "
               "first.");
   type.def(py::init(&make), py::arg("shape"), py::arg("capacity"), py::arg("dtype") = "bf16",
            py::arg("memory_budget") = 0, py::arg("prefill") = "dense", py::arg("window") = 1024,
-           py::arg("sinks") = 4, py::arg("device") = py::none())
+           py::arg("sinks") = 4, py::arg("device") = py::none(), py::kw_only(),
+           py::arg("prefill_keys") = PrefillAttention().keys, py::arg("prefill_least") = py::none(),
+           py::arg("prefill_mass") = PrefillAttention().mass, py::arg("prefill_measure") = false)
       .def(
           "reserve",
           [](Builder& self, std::int64_t tokens, std::int64_t chunk) {
@@ -142,6 +182,16 @@ void bind_builder(py::module_& module) {
             return self.builder.tokens(layer);
           },
           py::arg("layer"), "Tokens given to the layer.")
+      .def(
+          "share",
+          [](Builder& self, std::int64_t layer) {
+            const Exclusive::Write use(self.use, busy);
+            const GilReleased released;
+            return self.builder.share(layer);
+          },
+          py::arg("layer"),
+          "What the tokens given to attend() attended in the layer, as a PrefillShare. Without "
+          "queries unless prefill is \"sparse\".")
       .def_property_readonly("capacity",
                              [](Builder& self) {
                                const Exclusive::Look use(self.use, busy);

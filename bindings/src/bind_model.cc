@@ -31,10 +31,10 @@ ModelConfig load_config(const std::filesystem::path& directory, std::int64_t len
   return config;
 }
 
-PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, std::int64_t sinks,
-                               std::int64_t chunk, const std::string& kv_dtype,
-                               std::int64_t memory_budget, std::vector<std::string> indices) {
-  return {.attention = {.mode = parse_prefill(prefill), .window = window, .sinks = sinks},
+PrefillOptions prefill_options(const PrefillAttention& attention, std::int64_t chunk,
+                               const std::string& kv_dtype, std::int64_t memory_budget,
+                               std::vector<std::string> indices) {
+  return {.attention = attention,
           .chunk = chunk,
           .kv_dtype = KvDType::parse(kv_dtype),
           .memory_budget = memory_budget,
@@ -45,13 +45,24 @@ PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, 
 ContextPtr prefill(const Model& self, py::handle tokens, const std::string& prefill,
                    std::int64_t window, std::int64_t sinks, std::int64_t chunk,
                    const std::string& kv_dtype, std::int64_t memory_budget,
-                   std::vector<std::string> indices, const py::object& progress) {
+                   std::vector<std::string> indices, const py::object& progress, std::int64_t keys,
+                   std::optional<std::int64_t> least, double mass, bool measure,
+                   std::optional<py::list> shares) {
   const std::vector<Token> ids = tokens_of(tokens, "tokens");
   const PrefillOptions options =
-      prefill_options(prefill, window, sinks, chunk, kv_dtype, memory_budget, std::move(indices));
+      prefill_options(prefill_attention(prefill, window, sinks, keys, least, mass, measure), chunk,
+                      kv_dtype, memory_budget, std::move(indices));
   const ProgressFn report = progress_of(progress);
-  const GilReleased released;
-  return unconst(self.prefill(ids, options, report));
+  std::vector<PrefillShare> met;
+  ContextPtr context;
+  {
+    const GilReleased released;
+    context = unconst(self.prefill(ids, options, report, nullptr, &met));
+  }
+  if (shares) {
+    for (const PrefillShare& share : met) shares->append(share);
+  }
+  return context;
 }
 
 py::array_t<float> as_logits(const Model& model, const std::vector<float>& logits) {
@@ -213,7 +224,7 @@ void bind_memory_plan(py::module_& module) {
          const std::optional<std::string>& kv_dtype, const std::optional<std::string>& kv_index,
          bool host_search) {
         PlanRequest request{.tokens = tokens, .gpu_memory = gpu_memory, .memory = memory};
-        request.prefill = prefill_options(prefill, 1024, 4, 0, "bf16", 0, {}).attention;
+        request.prefill.mode = parse_prefill(prefill);
         if (weights) request.weights = parse_weight_format(*weights);
         if (kv_dtype) request.rows = KvDType::parse(*kv_dtype);
         request.index = kv_index;
@@ -285,9 +296,15 @@ void bind_model(py::module_& module) {
            py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
            py::arg("kv_dtype") = "bf16", py::arg("memory_budget") = 0,
            py::arg("indices") = std::vector<std::string>(), py::arg("progress") = py::none(),
-           "Runs the tokens through the network into a new Context. prefill, window, sinks, "
-           "memory_budget: as in ContextBuilder. chunk: tokens per step; 0: a suitable number. "
-           "indices: specs of the indices to build. progress: called with a Progress.")
+           py::arg("prefill_keys") = PrefillAttention().keys, py::arg("prefill_least") = py::none(),
+           py::arg("prefill_mass") = PrefillAttention().mass, py::arg("prefill_measure") = false,
+           py::arg("shares") = py::none(),
+           "Runs the tokens through the network into a new Context. prefill: \"dense\", "
+           "\"window\", \"sparse\" or \"auto\", which is sparse, or dense where that is quicker. "
+           "It, window, sinks, memory_budget, prefill_keys, prefill_least, prefill_mass and "
+           "prefill_measure: as in ContextBuilder. chunk: tokens per step; 0: a suitable number. "
+           "indices: specs of the indices to build. progress: called with a Progress. shares: a "
+           "list that receives a PrefillShare for each layer.")
       .def("logits", &logits, py::arg("tokens"),
            "Returns the logits of a dense forward pass, float32 [tokens, vocab_size].")
       .def("logits", &session_logits, py::arg("session"), py::arg("tokens"),
@@ -299,7 +316,8 @@ void bind_model(py::module_& module) {
              std::int64_t chunk, std::int64_t capacity, const std::string& weights) {
             const Device where = device_of(device);
             const PrefillOptions options =
-                prefill_options(prefill, window, sinks, chunk, "bf16", 0, {});
+                prefill_options({.mode = parse_prefill(prefill), .window = window, .sinks = sinks},
+                                chunk, "bf16", 0, {});
             const WeightFormat format = parse_weight_format(weights);
             const GilReleased released;
             return Model::plan(found(directory), where, options,

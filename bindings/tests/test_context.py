@@ -451,8 +451,8 @@ def test_refusals_of_contexts_and_sessions(random):
     ):
         with pytest.raises(topkv.InvalidArgument, match=text):
             topkv.Session(context, **option)
-    with pytest.raises(topkv.InvalidArgument, match="prefill is 'sparse'; expected 'dense' or"):
-        steps.builder(prefill="sparse")
+    with pytest.raises(topkv.InvalidArgument, match="prefill is 'full'; expected 'auto', 'dense'"):
+        steps.builder(prefill="full")
     with pytest.raises(topkv.InvalidArgument, match="f64"):
         topkv.ContextBuilder(steps.shape, 10, dtype="f64")
     session = topkv.Session(context)

@@ -56,6 +56,7 @@ try:
         OutOfMemory,
         Partial,
         PlacePlan,
+        PrefillShare,
         Progress,
         QueryBlock,
         SamplingOptions,
@@ -78,6 +79,7 @@ try:
         merge,
         merge_into,
         register_index,
+        resolve_prefill,
         unregister_index,
         verify_context,
     )
@@ -120,6 +122,7 @@ __all__ = [
     "OutOfMemory",
     "Partial",
     "PlacePlan",
+    "PrefillShare",
     "Progress",
     "QueryBlock",
     "SamplingOptions",
@@ -142,6 +145,7 @@ __all__ = [
     "merge",
     "merge_into",
     "register_index",
+    "resolve_prefill",
     "unregister_index",
     "verify_context",
 ]

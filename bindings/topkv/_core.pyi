@@ -251,6 +251,21 @@ def attend_rows(
 ) -> Partial:
     """Returns the partial of queries [heads, head_dim] over the rows at these positions."""
 
+class PrefillShare:
+    """What the tokens of a sparse prefill attended in a layer."""
+
+    @property
+    def queries(self) -> int: ...
+    @property
+    def mass(self) -> float: ...
+    @property
+    def keys(self) -> float: ...
+
+def resolve_prefill(
+    prefill: str, tokens: int, device: Device | str | None = None, *, chunk_len: int = 0
+) -> str:
+    """The prefill of a text of `tokens` tokens: "sparse" or "dense" for "auto"."""
+
 class ContextBuilder:
     """Collects the rows of a context as the network produces them."""
 
@@ -264,6 +279,11 @@ class ContextBuilder:
         window: int = 1024,
         sinks: int = 4,
         device: Device | str | None = None,
+        *,
+        prefill_keys: int = 8192,
+        prefill_least: int | None = None,
+        prefill_mass: float = 0.98,
+        prefill_measure: bool = False,
     ) -> None: ...
     def reserve(self, tokens: int, chunk: int = 0) -> None:
         """Makes room for `tokens` tokens in total, and for steps of `chunk` tokens on a CUDA device."""
@@ -325,6 +345,9 @@ class ContextBuilder:
         """Appends k and v, and writes the causal attention of these tokens to `out`."""
 
     def tokens(self, layer: int) -> int: ...
+    def share(self, layer: int) -> PrefillShare:
+        """What the tokens given to attend() attended in a layer of a sparse prefill."""
+
     @property
     def capacity(self) -> int: ...
     @property
@@ -977,6 +1000,11 @@ class Model:
         memory_budget: int = 0,
         indices: Sequence[str] = [],
         progress: Callable[[Progress], object] | None = None,
+        prefill_keys: int = 8192,
+        prefill_least: int | None = None,
+        prefill_mass: float = 0.98,
+        prefill_measure: bool = False,
+        shares: list[PrefillShare] | None = None,
     ) -> Context:
         """Runs the tokens through the network into a new Context."""
 

@@ -65,8 +65,8 @@ struct PrefillAttention {
   /// more keys once its sampled queries meet this share. 1: it always chooses `keys` keys.
   double mass = 0.98;
   /// sparse mode: computes the share of attention that sampled tokens meet (PrefillShare::mass)
-  /// from their scores with all earlier keys, in place of an estimate. What is attended does not
-  /// change. It takes a sixteenth of the scores of a dense prefill. The host alone has it.
+  /// from their scores with all earlier keys, in place of an estimate. Tokens attend the same keys.
+  /// It takes a sixteenth of the scores of a dense prefill. The host alone has it.
   bool measure = false;
 };
 

@@ -221,7 +221,7 @@ def test_unknown_session_options_are_refused(device):
         {"window": 0},
         {"sinks": -1},
         {"select_by": "head"},
-        {"prefill": "sparse"},
+        {"prefill": "full"},
         {"kv_dtype": "f64"},
         {"kv_dtype": torch.float64},
         {"kv_dtype": 32},

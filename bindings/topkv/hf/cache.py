@@ -56,7 +56,16 @@ class TopkCache(CacheCalls):
       window, sinks: tokens attended exactly, at the end and at the beginning.
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
-      prefill: "dense", or "window": while reading, tokens attend `sinks` and `window` only.
+      prefill: what tokens attend while the text is read. "dense": all earlier tokens. "window": the
+        `sinks` and `window` tokens only. "sparse": these, and blocks of 64 keys that each block of
+        128 tokens chooses for itself. "auto": "sparse", but "dense" on a CUDA device for a text that
+        is known to be so short that this is quicker (``topkv.resolve_prefill``), and with `shard`.
+        A text's length is known from ``generate`` or `max_cache_len`.
+      prefill_keys: with "sparse", the most keys that a block of tokens chooses. A text of no more
+        tokens is read densely.
+      prefill_least: with "sparse", the fewest; None: 512, or prefill_keys if that is less.
+      prefill_mass: with "sparse", no more keys are chosen once this share of attention is met; 1:
+        always prefill_keys.
       kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; "q8", "q4" or "q8/q4" (keys/values)
         for rows of half the size and less. None: the model's dtype, and bf16 on a CUDA device.
       max_cache_len: tokens of the text, to reserve rows once; 0: rows grow with the text.
@@ -95,6 +104,9 @@ class TopkCache(CacheCalls):
         select_by: str = "query_head",
         dense_layers: int = 0,
         prefill: str = "dense",
+        prefill_keys: int = 8192,
+        prefill_least: int | None = None,
+        prefill_mass: float = 0.98,
         kv_dtype: str | torch.dtype | None = None,
         max_cache_len: int = 0,
         session_capacity: int = 16384,

@@ -28,6 +28,10 @@ from topkv.hf.state import Rows, State
 from topkv.hf.texts_read import TextsRead
 
 
+#: Tokens of a text whose length is not known.
+_ANY_LENGTH = 2**62
+
+
 class Engine(Passes):
     """Two stages: it reads texts, one per batch row; then, frozen, it has a session per batch row."""
 
@@ -238,8 +242,16 @@ class Engine(Passes):
             alike=done.alike,
             capacity=max(keys.shape[-2], -(-options.max_cache_len // ranks)),
             dtype=options.kv_dtype or row_dtype(keys.dtype, keys.device),
-            **options.prefill,
+            **options.prefill | {"prefill": self._prefill_mode()},
         )
+
+    def _prefill_mode(self) -> str:
+        """The mode in which a text is read that begins now."""
+        mode = self.options.prefill["prefill"]
+        if mode == "auto" and self.options.shards is not None:
+            return "dense"
+        known = max(self.reads_until, self.options.max_cache_len)  # tokens
+        return topkv.resolve_prefill(mode, known or _ANY_LENGTH, self.device)
 
     def _make_sessions(self) -> list[topkv.Session]:
         text, given = self.state.text, self.options.session

@@ -71,6 +71,14 @@ def rule(name: str, value: Any, expected: str, good: Callable[[float], bool]) ->
     return float(value)
 
 
+def share(name: str, value: Any) -> float:
+    """A share above 0 and up to 1, or InvalidArgument."""
+    number = not isinstance(value, bool) and isinstance(value, numbers.Real)
+    if not number or not 0 < value <= 1:
+        raise InvalidArgument(f"{name} is {value!r}; expected a number above 0 and up to 1")
+    return float(value)
+
+
 def _k(name: str, value: Any) -> Any:
     """k as a number, a schedule, or a number per layer."""
     if isinstance(value, str):
@@ -119,19 +127,33 @@ def session_options(given: dict[str, Any]) -> dict[str, Any]:
     return {name: _SESSION[name](name, value) for name, value in given.items()}
 
 
+#: Prefills whose tokens may choose the keys that they attend.
+CHOOSING = ("sparse", "auto")
+
+#: Options of these prefills, by their names in TopkCache and ContextBuilder.
+_CHOICE = {
+    "prefill_keys": lambda name, value: integer(name, value, 1),
+    "prefill_least": lambda name, value: None if value is None else integer(name, value, 0),
+    "prefill_mass": share,
+}
+
 #: Options of a cache that a file of its text keeps, by their names in TopkCache.
 SAVED = (
     *("session_capacity" if name == "capacity" else name for name in _SESSION),
     "prefill",
+    *_CHOICE,
     "kv_dtype",
 )
 
 
 def saved_options(options: Options) -> dict[str, Any]:
-    """The values of SAVED."""
+    """The values of SAVED that the cache used."""
+    prefill = options.prefill
     known = options.session | {"session_capacity": options.session["capacity"]}
-    known |= {"prefill": options.prefill["prefill"], "kv_dtype": options.kv_dtype}
-    return {name: known[name] for name in SAVED}
+    known |= {"prefill": prefill["prefill"], "kv_dtype": options.kv_dtype}
+    if prefill["prefill"] in CHOOSING:
+        known |= {name: prefill[name] for name in _CHOICE}
+    return {name: known[name] for name in SAVED if name in known}
 
 
 def row_dtype_name(kv_dtype: Any) -> str | None:
@@ -176,9 +198,14 @@ def check(options: Options) -> Options:
     shape = topkv.AttentionShape(
         layers=options.layers, q_heads=1, kv_heads=1, head_dim=64, keys_are_values=options.has_latents
     )
-    builder = topkv.ContextBuilder(
-        shape, capacity=1, dtype=options.kv_dtype or "f32", **options.prefill
-    )
+    mode = options.prefill["prefill"]
+    if mode == "sparse" and options.shards is not None:
+        raise Unsupported(
+            'prefill="sparse" with shard="sequence": a rank has only the rows of its own part to choose '
+            'from; give "dense"'
+        )
+    prefill = options.prefill | {"prefill": "sparse" if mode == "auto" else mode}
+    builder = topkv.ContextBuilder(shape, capacity=1, dtype=options.kv_dtype or "f32", **prefill)
     row = torch.zeros(1, 1, 64)
     for layer in range(options.layers):
         builder.append(layer, row, None if options.has_latents else row)
@@ -221,6 +248,7 @@ def make_options(layers: int, given: dict[str, Any], has_latents: bool) -> Optio
                 "prefill": text("prefill", given["prefill"]),
                 "window": session["window"],
                 "sinks": session["sinks"],
+                **{name: checked(name, given[name]) for name, checked in _CHOICE.items()},
             },
             session=session,
             kv_dtype=row_dtype_name(given["kv_dtype"]),

@@ -236,7 +236,8 @@ int run_plan(const PlanFlags& flags) {
   PlanRequest request = request_of(flags);
   const ModelConfig config = described_model(flags.directory);
   const Reading reading = reading_of(flags, request, config.attention);
-  request.prefill = reading.attention;
+  // auto stays: on a GPU it also depends on what each plan leaves free.
+  request.prefill = prefill_attention(flags.prefill, PrefillAttention().sinks);
   for (const std::string& warning : config.warnings) print_warning(warning);
   if (const std::string line = config.beyond_reach(request.tokens); !line.empty())
     print_warning(line);
