@@ -4,6 +4,7 @@
 #include "gpu/attention/attention_parts.cuh"
 #include "gpu/attention/block_choice.cuh"
 #include "gpu/attention/block_choice.h"
+#include "gpu/attention/listed_attention.h"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "src/device/pieces.h"
 #include "topkv/error.h"
@@ -11,10 +12,10 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr int choosing_threads = 256;        // of a block that chooses
-constexpr int entry_splits = 8;              // blocks that share the entries of a piece
-constexpr std::int64_t pieces_at_once = 128; // whose scores there is memory for
-constexpr std::int64_t most_budget = 65536;  // keys: 32 KiB of shared memory for entries
+constexpr int choosing_threads = 256;         // of a block that chooses
+constexpr int entry_splits = 8;               // blocks that share the entries of a piece
+constexpr std::int64_t pieces_at_once = 128;  // whose scores there is memory for
+constexpr std::int64_t most_budget = 65536;   // keys: 32 KiB of shared memory for entries
 constexpr int bins = 256;
 constexpr int form_count = 3;             // of queries: QueryForm in src/attention/chunk_passes.h
 constexpr std::int64_t most_group = 128;  // query heads: 8 KiB of shared memory for samples
@@ -665,20 +666,6 @@ struct BlockTiles {
   }
 };
 
-/// The number of blocks of an ascending list that are below `block`.
-__device__ __forceinline__ int count_below(const int* blocks, int count, int block) {
-  int low = 0;
-  while (low < count) {
-    const int middle = (low + count) / 2;
-    if (blocks[middle] < block) {
-      low = middle + 1;
-    } else {
-      count = middle;
-    }
-  }
-  return low;
-}
-
 /// Attention over the blocks that are listed and meet a form of the queries, whose queries the task
 /// has. Grid: (row tiles of pieces, kv_heads).
 template <class T>
@@ -687,34 +674,11 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
                             const __grid_constant__ ChoiceTask choice, int first_piece, int form) {
   extern __shared__ __align__(1024) unsigned char shared[];
   static_assert(!T::splits_keys && block_keys % T::tile_keys == 0);
-  const int tiles_of_piece = (block_tokens * task.group + T::tile_rows - 1) / T::tile_rows;
-  const int number = static_cast<int>(blockIdx.x) / tiles_of_piece;
-  const Piece piece(choice, first_piece + number);
-  const int first_row =
-      piece.begin * task.group + static_cast<int>(blockIdx.x) % tiles_of_piece * T::tile_rows;
-  const int end_row = piece.end * task.group;
-  if (first_row >= end_row) return;
-  RowTile rows;
-  rows.token = first_row / task.group;
-  rows.head = first_row % task.group;
-  rows.kv_head = static_cast<int>(blockIdx.y);
-  rows.rows = min(end_row - first_row, T::tile_rows);
-  const std::int64_t at = static_cast<std::int64_t>(number) * choice.kv_heads + rows.kv_head;
+  const ListedRows of = listed_rows<T::tile_rows>(task, choice, first_piece, form);
+  if (of.rows.rows <= 0 || (of.count == 0 && task.merge)) return;
+  const RowTile& rows = of.rows;
   const Bounds bounds = bounds_of(task, rows);
-  const int* blocks = choice.blocks + at * choice.most_listed;
-  int listed = choice.block_counts[at];
-  if (piece.own > 0) {
-    const BlockRange met = piece.met_by(form);
-    const int begin = count_below(blocks, listed, met.begin);
-    listed = count_below(blocks, listed, met.end) - begin;
-    blocks += begin;
-  } else if (form > 0) {
-    listed = 0;
-  }
-  // Blocks behind the last row's own go: those come last in the list.
-  while (listed > 0 && blocks[listed - 1] * block_keys >= bounds.end_max) --listed;
-  if (listed == 0 && task.merge) return;
-  const BlockTiles<T> tiles{blocks, listed * BlockTiles<T>::per_block};
+  const BlockTiles<T> tiles{of.blocks, of.count * BlockTiles<T>::per_block};
   Running<T> running;
   run_tiles<T>(task, rows, bounds, tiles, shared_address(shared), 0, 1, running);
   sum_lanes<T>(running);
@@ -846,6 +810,8 @@ void attend_listed(const ListedAttention& of, const ChoiceTask& choice, int firs
 /// Tilings as in attention.cu.
 void attend_listed(std::int64_t head_dim, const ListedAttention& of, const ChoiceTask& choice,
                    int first_piece, unsigned pieces, cudaStream_t stream) {
+  if (attend_listed_on_sm90(head_dim, of.task, choice, first_piece, pieces, of.form, stream))
+    return;
   const auto attend = [&](auto tiling) {
     attend_listed<decltype(tiling)>(of, choice, first_piece, pieces, stream);
   };

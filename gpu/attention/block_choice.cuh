@@ -90,4 +90,60 @@ struct Piece {
   }
 };
 
+/// The number of blocks of an ascending list that are below `block`.
+__device__ __forceinline__ int count_below(const int* blocks, int count, int block) {
+  int low = 0;
+  while (low < count) {
+    const int middle = (low + count) / 2;
+    if (blocks[middle] < block) {
+      low = middle + 1;
+    } else {
+      count = middle;
+    }
+  }
+  return low;
+}
+
+/// Rows of a piece, and the blocks that they attend, ascending. There may be no rows.
+struct ListedRows {
+  RowTile rows;
+  const int* blocks;
+  int count;
+};
+
+/// What a block of threads attends in a grid of (row tiles of pieces, kv_heads): those blocks of
+/// the list of its piece that meet a form of the queries.
+template <int tile_rows>
+__device__ __forceinline__ ListedRows listed_rows(const AttentionTask& task,
+                                                  const ChoiceTask& choice, int first_piece,
+                                                  int form) {
+  const int tiles_of_piece = (block_tokens * task.group + tile_rows - 1) / tile_rows;
+  const int number = static_cast<int>(blockIdx.x) / tiles_of_piece;
+  const Piece piece(choice, first_piece + number);
+  const int first_row =
+      piece.begin * task.group + static_cast<int>(blockIdx.x) % tiles_of_piece * tile_rows;
+  ListedRows of;
+  of.rows.token = first_row / task.group;
+  of.rows.head = first_row % task.group;
+  of.rows.kv_head = static_cast<int>(blockIdx.y);
+  of.rows.rows = min(piece.end * task.group - first_row, tile_rows);
+  of.count = 0;
+  if (of.rows.rows <= 0) return of;
+  const std::int64_t at = static_cast<std::int64_t>(number) * choice.kv_heads + of.rows.kv_head;
+  of.blocks = choice.blocks + at * choice.most_listed;
+  of.count = choice.block_counts[at];
+  if (piece.own > 0) {
+    const BlockRange met = piece.met_by(form);
+    const int begin = count_below(of.blocks, of.count, met.begin);
+    of.count = count_below(of.blocks, of.count, met.end) - begin;
+    of.blocks += begin;
+  } else if (form > 0) {
+    of.count = 0;
+  }
+  // Blocks behind the last row's own go: those come last in the list.
+  const int end = bounds_of(task, of.rows).end_max;
+  while (of.count > 0 && of.blocks[of.count - 1] * block_keys >= end) --of.count;
+  return of;
+}
+
 }  // namespace topkv::gpu
