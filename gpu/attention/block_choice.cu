@@ -4,7 +4,8 @@
 #include "gpu/attention/attention_parts.cuh"
 #include "gpu/attention/block_choice.cuh"
 #include "gpu/attention/block_choice.h"
-#include "gpu/attention/listed_attention.h"
+#include "gpu/attention/block_choice_sm90.h"
+#include "gpu/attention/block_looks.cuh"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "src/device/pieces.h"
 #include "topkv/error.h"
@@ -13,17 +14,21 @@ namespace topkv::gpu {
 namespace {
 
 constexpr int choosing_threads = 256;         // of a block that chooses
-constexpr int entry_splits = 8;               // blocks that share the entries of a piece
 constexpr std::int64_t pieces_at_once = 128;  // whose scores there is memory for
 constexpr std::int64_t most_budget = 65536;   // keys: 32 KiB of shared memory for entries
 constexpr int bins = 256;
-constexpr int form_count = 3;             // of queries: QueryForm in src/attention/chunk_passes.h
+constexpr int least_tile_samples = 64;
 constexpr std::int64_t most_group = 128;  // query heads: 8 KiB of shared memory for samples
+
+template <class T>
+struct BlockScorer;
 
 /// Scores of a tile of samples, 16 * frags a warp, with 64 keys. Wide heads come in slabs of
 /// elements, queries and keys of a slab together; else the queries stay in shared memory.
 template <int head_dim_, int frags_, int slab_ = head_dim_>
 struct Look {
+  struct Sources {};
+  using Scorer = BlockScorer<Look>;
   static constexpr int head_dim = head_dim_;
   static constexpr int frags = frags_;
   static constexpr int slab = slab_;
@@ -60,13 +65,6 @@ __global__ void means_kernel(const __grid_constant__ ChoiceTask task, int head_d
     mean[i] = __floats2bfloat162_rn(sum.x / block_keys, sum.y / block_keys);
   }
 }
-
-/// Some samples of a piece.
-struct SampleTile {
-  int kv_head;
-  int first;  ///< number of the first sample
-  int count;  ///< the samples of the piece
-};
 
 /// Copies a slab of the samples' queries of a form to shared memory; zeros beyond the samples.
 template <class T>
@@ -184,152 +182,29 @@ __device__ __forceinline__ void score_blocks(const ChoiceTask& task, const Piece
   }
 }
 
-/// The maximum, or the sum, of a row: of the four lanes that share it.
-__device__ __forceinline__ float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
-}
-__device__ __forceinline__ float row_sum(float x) {
-  x += __shfl_xor_sync(all_lanes, x, 1);
-  return x + __shfl_xor_sync(all_lanes, x, 2);
-}
-
+/// Scores through mma.sync.
 template <class T>
-__device__ __forceinline__ void cap(const ChoiceTask& task, float (&scores)[T::frags][8][4]) {
-  if (task.cap <= 0.0F) return;
-  AttentionTask of;
-  of.cap = task.cap;
-  of.cap_rate = task.cap_rate;
-  cap_scores<T>(of, scores);
-}
+struct BlockScorer {
+  const ChoiceTask& task;
+  const Piece& piece;
+  const SampleTile& tile;
+  std::uint32_t shared;
 
-/// The first look. Grid: (pieces, kv_heads, tiles of samples).
-template <class T>
-__global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
-    first_look_kernel(const __grid_constant__ ChoiceTask task, int first_piece) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  __shared__ float column_sums[4][block_keys];
-  const Piece piece(task, first_piece + static_cast<int>(blockIdx.x));
-  if (!piece.chooses(task)) return;
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const std::int64_t at = blockIdx.x * task.kv_heads + kv_head;
-  const std::uint32_t to = shared_address(shared);
-  const SampleTile tile{kv_head, static_cast<int>(blockIdx.z) * T::tile_rows,
-                        piece.sampled() * task.group};
-  if (tile.first >= tile.count) return;  // keep_kernel counts tiles as here
-  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-  const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
-  const int warp_row = tile.first + static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
-  const __nv_bfloat16* means = task.means + kv_head * task.most_blocks * T::head_dim;
+  __device__ __forceinline__ BlockScorer(const ChoiceTask& of, const typename T::Sources&,
+                                         const Piece& from, const SampleTile& samples,
+                                         std::uint32_t memory)
+      : task(of), piece(from), tile(samples), shared(memory) {}
 
-  // Calls use(first of 64 candidates, scores) for the candidates of each form. Others that share
-  // their tile have scores of -inf.
-  const auto each_tile = [&](const auto& use) {
-#pragma unroll 1
-    for (int form = 0; form < form_count; ++form) {
-      const BlockRange met = piece.met_by(form);
-      const int begin = max(met.begin, piece.sinks);
-      const int end = min(met.end, piece.local);
-      if (begin >= end) continue;
-      const int first = begin / block_keys;
-      score_blocks<T>(
-          task, piece, tile, form, means, piece.local, (end - 1) / block_keys + 1 - first,
-          [first](int i) { return first + i; }, to,
-          [&](int i, float(&scores)[T::frags][8][4]) {
-            cap<T>(task, scores);
-            const int tile_begin = (first + i) * block_keys;
-            if (tile_begin < begin || tile_begin + block_keys > end) {
-#pragma unroll
-              for (int n = 0; n < 8; ++n) {
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                  const int block = tile_begin + n * 8 + column + e;
-                  if (block >= begin && block < end) continue;
-#pragma unroll
-                  for (int f = 0; f < T::frags; ++f) {
-                    scores[f][n][e] = -INFINITY;
-                    scores[f][n][2 + e] = -INFINITY;
-                  }
-                }
-              }
-            }
-            use(tile_begin, BlockRange{begin, end}, scores);
-          });
-    }
-  };
-
-  float high[T::frags][2];
-  float sum[T::frags][2];
-#pragma unroll
-  for (int f = 0; f < T::frags; ++f) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      high[f][half] = -INFINITY;
-      sum[f][half] = 0.0F;
-    }
+  template <class Blocks, class Use>
+  __device__ __forceinline__ void score(Scored what, int form, int key_count, int count,
+                                        const Blocks& blocks, const Use& use) {
+    const __nv_bfloat16* keys =
+        what == Scored::means
+            ? task.means + tile.kv_head * task.most_blocks * std::int64_t{T::head_dim}
+            : task.keys + tile.kv_head * task.head_stride;
+    score_blocks<T>(task, piece, tile, form, keys, key_count, count, blocks, shared, use);
   }
-  each_tile([&](int /*begin*/, const BlockRange& /*of*/, float(&scores)[T::frags][8][4]) {
-#pragma unroll
-    for (int f = 0; f < T::frags; ++f) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float now = high[f][half];
-#pragma unroll
-        for (int n = 0; n < 8; ++n)
-          now = fmaxf(now, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
-        now = row_max(now);
-        const float offset = now == -INFINITY ? 0.0F : now * task.scale_log2;
-        sum[f][half] *= exp2_fast(high[f][half] * task.scale_log2 - offset);
-        high[f][half] = now;
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          sum[f][half] += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
-                          exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
-        }
-      }
-    }
-  });
-  float lse_log2[T::frags][2];
-#pragma unroll
-  for (int f = 0; f < T::frags; ++f) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      lse_log2[f][half] = high[f][half] * task.scale_log2 + log2f(row_sum(sum[f][half]));
-      const int sample = warp_row + f * 16 + half * 8 + lane_row;
-      if (column == 0 && sample < tile.count)
-        task.mean_lse[at * task.samples + sample] = lse_log2[f][half] * 0.693147181F;
-    }
-  }
-  float* shares = task.shares + (at * task.sample_tiles + blockIdx.z) * task.most_blocks;
-  each_tile([&](int begin, const BlockRange& of, float(&scores)[T::frags][8][4]) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float share = 0.0F;
-#pragma unroll
-        for (int f = 0; f < T::frags; ++f) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            if (warp_row + f * 16 + half * 8 + lane_row < tile.count) {
-              share += exp2_fast(scores[f][n][half * 2 + e] * task.scale_log2 - lse_log2[f][half]);
-            }
-          }
-        }
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) share += __shfl_xor_sync(all_lanes, share, step);
-        if (lane_row == 0) column_sums[threadIdx.x / 32][n * 8 + column + e] = share;
-      }
-    }
-    __syncthreads();
-    const int block = begin + static_cast<int>(threadIdx.x);
-    if (threadIdx.x < block_keys && block >= of.begin && block < of.end) {
-      shares[block] = column_sums[0][threadIdx.x] + column_sums[1][threadIdx.x] +
-                      column_sums[2][threadIdx.x] + column_sums[3][threadIdx.x];
-    }
-    // The next tile's barrier comes before column_sums are written again.
-  });
-}
+};
 
 /// The number of flags that are set in threads before this one, and in all. All threads call it.
 __device__ __forceinline__ int count_before(bool flag, int* warp_counts, int& all) {
@@ -417,98 +292,6 @@ __global__ void __launch_bounds__(choosing_threads)
   if (threadIdx.x == 0) {
     task.entry_counts[at * 2] = forced;
     task.entry_counts[at * 2 + 1] = kept;
-  }
-}
-
-/// The second look. Grid: (pieces, kv_heads, splits of the entries * tiles of samples).
-template <class T>
-__global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
-    second_look_kernel(const __grid_constant__ ChoiceTask task, int first_piece) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const Piece piece(task, first_piece + static_cast<int>(blockIdx.x));
-  if (!piece.chooses(task)) return;
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const std::int64_t at = blockIdx.x * task.kv_heads + kv_head;
-  const SampleTile tile{kv_head, static_cast<int>(blockIdx.z) / entry_splits * T::tile_rows,
-                        piece.sampled() * task.group};
-  if (tile.first >= tile.count) return;
-  const int forced = task.entry_counts[at * 2];
-  const int entry_count = task.entry_counts[at * 2 + 1];
-  const int each = (entry_count + entry_splits - 1) / entry_splits;
-  const int split_begin = static_cast<int>(blockIdx.z) % entry_splits * each;
-  const int split_end = min(split_begin + each, entry_count);
-  const int* entries = task.entries + at * task.most_entries;
-  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-  const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
-  const int warp_row = tile.first + static_cast<int>(threadIdx.x) / 32 * 16 * T::frags;
-  const __nv_bfloat16* keys = task.keys + kv_head * task.head_stride;
-  const int key_count = task.first + piece.end;
-
-  const auto use = [&](int entry, float(&scores)[T::frags][8][4]) {
-    float mean[T::frags][2];
-#pragma unroll
-    for (int f = 0; f < T::frags; ++f) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float sum = 0.0F;
-#pragma unroll
-        for (int n = 0; n < 8; ++n) sum += scores[f][n][half * 2] + scores[f][n][half * 2 + 1];
-        mean[f][half] = row_sum(sum) / block_keys;
-      }
-    }
-    cap<T>(task, scores);
-    const int key = entries[entry] * block_keys;
-#pragma unroll
-    for (int f = 0; f < T::frags; ++f) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int sample = warp_row + f * 16 + half * 8 + lane_row;
-        const bool valid = sample < tile.count;
-        const int position = task.first + piece.sample(valid ? sample / task.group : 0);
-        if (entry < forced && key + block_keys > position + 1) {
-#pragma unroll
-          for (int n = 0; n < 8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              if (key + n * 8 + column + e > position) scores[f][n][half * 2 + e] = -INFINITY;
-            }
-          }
-        }
-        float high = -INFINITY;
-#pragma unroll
-        for (int n = 0; n < 8; ++n)
-          high = fmaxf(high, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
-        high = row_max(high);
-        const float offset = high == -INFINITY ? 0.0F : high * task.scale_log2;
-        float sum = 0.0F;
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          sum += exp2_fast(scores[f][n][half * 2] * task.scale_log2 - offset) +
-                 exp2_fast(scores[f][n][half * 2 + 1] * task.scale_log2 - offset);
-        }
-        sum = row_sum(sum);
-        if (!valid || column != 0) continue;
-        const std::int64_t place = (at * task.samples + sample) * task.most_entries + entry;
-        task.entry_lse[place] = high == -INFINITY ? -INFINITY : high * task.scale + logf(sum);
-        float of_mean = mean[f][half];
-        if (task.cap > 0.0F) {
-          of_mean = task.cap -
-                    2.0F * task.cap * reciprocal_fast(exp2_fast(of_mean * task.cap_rate) + 1.0F);
-        }
-        task.entry_mean[place] = of_mean * task.scale;
-      }
-    }
-  };
-  // Entries that follow each other and meet one form.
-  for (int begin = split_begin, end = 0; begin < split_end; begin = end) {
-    const int form = piece.form_of(entries[begin]);
-    end = begin + 1;
-    if (piece.own == 0) end = split_end;  // all are of the first chunk
-    while (end < split_end && piece.form_of(entries[end]) == form) ++end;
-    score_blocks<T>(
-        task, piece, tile, form, keys, key_count, end - begin,
-        [entries, begin](int i) { return entries[begin + i]; }, shared_address(shared),
-        [&](int i, float(&scores)[T::frags][8][4]) { use(begin + i, scores); });
   }
 }
 
@@ -685,26 +468,15 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   store_rows<T>(task, rows, running);
 }
 
-/// Lets a kernel have its shared memory on the current device.
-template <class Kernel>
-void prepare(Kernel* kernel, int bytes, int& prepared_for) {
-  int device = 0;
-  TOPKV_CUDA(cudaGetDevice(&device));
-  if (device == prepared_for) return;
-  TOPKV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  prepared_for = device;
-}
-
 /// Sizes of the arrays of a call.
 struct ChoiceSizes {
-  std::int64_t pieces, samples, tile_samples, sample_tiles, blocks, entries, listed;
+  std::int64_t pieces, samples, sample_tiles, blocks, entries, listed;
 
   ChoiceSizes(const LayerHeads& heads, std::int64_t q_heads, const DeviceVisibility& always,
               const BlockBudget& budget, std::int64_t chunk, std::int64_t tokens) {
     pieces = std::min(pieces_at_once, chunk / query_block + 2);
     samples = sampled_tokens * (q_heads / heads.kv_heads);
-    tile_samples = heads.head_dim <= 128 && samples > 64 ? 128 : 64;  // as look() has it
-    sample_tiles = (samples - 1) / tile_samples + 1;
+    sample_tiles = (samples - 1) / least_tile_samples + 1;
     blocks = (tokens + key_block - 1) / key_block;
     const std::int64_t sinks = (always.sinks + key_block - 1) / key_block;
     const std::int64_t local = (always.window + query_block) / key_block + 2;
@@ -735,32 +507,15 @@ struct ChoiceLayout {
   }
 };
 
-enum class LookNumber : bool { first, second };
-
 template <class T>
 void look(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t stream,
           LookNumber number) {
-  thread_local int prepared_first = -1;
-  thread_local int prepared_second = -1;
-  const auto kv_heads = static_cast<unsigned>(task.kv_heads);
-  const auto tiles = static_cast<unsigned>((task.samples - 1) / T::tile_rows + 1);
-  if (number == LookNumber::first) {
-    prepare(first_look_kernel<T>, T::shared_bytes, prepared_first);
-    first_look_kernel<T>
-        <<<dim3(pieces, kv_heads, tiles), T::threads, T::shared_bytes, stream>>>(task, first_piece);
-    check_launch("first look");
-    return;
-  }
-  prepare(second_look_kernel<T>, T::shared_bytes, prepared_second);
-  second_look_kernel<T>
-      <<<dim3(pieces, kv_heads, entry_splits * tiles), T::threads, T::shared_bytes, stream>>>(
-          task, first_piece);
-  check_launch("second look");
+  look<T>(task, typename T::Sources(), first_piece, pieces, stream, number);
 }
 
 template <int head_dim>
-void look(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t stream,
-          LookNumber number) {
+void look_through_mma(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t stream,
+                      LookNumber number) {
   if (task.tile_samples == 128) {
     look<Look<head_dim, 2>>(task, first_piece, pieces, stream, number);
   } else {
@@ -768,17 +523,21 @@ void look(const ChoiceTask& task, int first_piece, unsigned pieces, cudaStream_t
   }
 }
 
-void look(std::int64_t head_dim, const ChoiceTask& task, int first_piece, unsigned pieces,
-          cudaStream_t stream, LookNumber number) {
+void look_at_blocks(std::int64_t head_dim, const ChoiceTask& task, int first_piece, unsigned pieces,
+                    cudaStream_t stream, LookNumber number) {
+  if (runs_on_sm90(head_dim)) {
+    look_on_sm90(head_dim, task, first_piece, pieces, number, stream);
+    return;
+  }
   switch (head_dim) {
     case 64:
-      return look<64>(task, first_piece, pieces, stream, number);
+      return look_through_mma<64>(task, first_piece, pieces, stream, number);
     case 80:
-      return look<80>(task, first_piece, pieces, stream, number);
+      return look_through_mma<80>(task, first_piece, pieces, stream, number);
     case 96:
-      return look<96>(task, first_piece, pieces, stream, number);
+      return look_through_mma<96>(task, first_piece, pieces, stream, number);
     case 128:
-      return look<128>(task, first_piece, pieces, stream, number);
+      return look_through_mma<128>(task, first_piece, pieces, stream, number);
     case 256:
       return look<Look<256, 1>>(task, first_piece, pieces, stream, number);
     case 512:
@@ -810,8 +569,10 @@ void attend_listed(const ListedAttention& of, const ChoiceTask& choice, int firs
 /// Tilings as in attention.cu.
 void attend_listed(std::int64_t head_dim, const ListedAttention& of, const ChoiceTask& choice,
                    int first_piece, unsigned pieces, cudaStream_t stream) {
-  if (attend_listed_on_sm90(head_dim, of.task, choice, first_piece, pieces, of.form, stream))
+  if (runs_on_sm90(head_dim)) {
+    attend_listed_on_sm90(head_dim, of.task, choice, first_piece, pieces, of.form, stream);
     return;
+  }
   const auto attend = [&](auto tiling) {
     attend_listed<decltype(tiling)>(of, choice, first_piece, pieces, stream);
   };
@@ -886,7 +647,9 @@ void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const D
   task.most_entries = static_cast<int>(sizes.entries);
   task.most_listed = static_cast<int>(sizes.listed);
   task.samples = static_cast<int>(sizes.samples);
-  task.tile_samples = static_cast<int>(sizes.tile_samples);
+  const bool wide_tiles =
+      heads.head_dim <= 128 && sizes.samples > 64 && !runs_on_sm90(heads.head_dim);
+  task.tile_samples = wide_tiles ? 128 : least_tile_samples;
   task.sample_tiles = static_cast<int>(sizes.sample_tiles);
   task.chunk_blocks = static_cast<int>(std::min<std::int64_t>(step.chunk_len / key_block, 1 << 30));
   task.has_far = step.has_far;
@@ -922,10 +685,10 @@ void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const D
       (queries.first % query_block + queries.tokens + query_block - 1) / query_block);
   for (int first = 0; first < all; first += static_cast<int>(sizes.pieces)) {
     const auto pieces = static_cast<unsigned>(std::min<std::int64_t>(sizes.pieces, all - first));
-    look(heads.head_dim, task, first, pieces, stream, LookNumber::first);
+    look_at_blocks(heads.head_dim, task, first, pieces, stream, LookNumber::first);
     keep_kernel<<<dim3(pieces, kv_heads), choosing_threads, 0, stream>>>(task, first);
     check_launch("kept blocks");
-    look(heads.head_dim, task, first, pieces, stream, LookNumber::second);
+    look_at_blocks(heads.head_dim, task, first, pieces, stream, LookNumber::second);
     choose_kernel<<<dim3(pieces, kv_heads), choosing_threads,
                     static_cast<std::size_t>(size + task.samples) * 8, stream>>>(task, first, size,
                                                                                  sums);

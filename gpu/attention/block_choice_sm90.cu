@@ -1,11 +1,15 @@
 #include <cuda.h>
 
 #include <cmath>
+#include <string>
 
 #include "gpu/attention/attention_parts.cuh"
 #include "gpu/attention/block_choice.cuh"
-#include "gpu/attention/listed_attention.h"
+#include "gpu/attention/block_choice_sm90.h"
+#include "gpu/attention/block_looks.cuh"
 #include "gpu/runtime/kernel_parts.cuh"
+#include "gpu/runtime/wgmma.cuh"
+#include "topkv/error.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error this file is for sm_90a alone (gpu/CMakeLists.txt)
@@ -15,6 +19,7 @@ namespace topkv::gpu {
 namespace {
 
 constexpr int tile_keys = block_keys;
+constexpr int swizzle_alignment = 1024;                  // of a box
 constexpr int box_elements = 64;                         // of a row: 128 bytes, which are swizzled
 constexpr int box_bytes = tile_keys * box_elements * 2;  // 64 rows of a tile
 
@@ -32,134 +37,19 @@ struct RingTiling {
   static constexpr int threads = Rows::threads + 128;  // registers are moved by warpgroups
   static constexpr int copy_registers = 24;
   static constexpr int row_registers = 240;
-  static constexpr int alignment = 1024;  // of a swizzled box
-  static constexpr int shared_bytes = stages * stage_bytes + alignment;
+  static constexpr int shared_bytes = stages * stage_bytes + swizzle_alignment;
   static_assert(boxes * box_elements == head_dim);
 };
 
-/// K and V, [kv_heads, rows, head_dim], in boxes of 64 rows and 64 elements.
+/// Rows, [kv_heads, rows, head_dim], in boxes of 64 rows and 64 elements.
 struct RowMaps {
-  CUtensorMap keys, values;
+  CUtensorMap keys;
+  CUtensorMap values;  ///< for attention
+  CUtensorMap means;   ///< of blocks of keys, for the looks
 };
 
-// Barriers in shared memory (PTX ISA, mbarrier).
-
-__device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void arrive(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-/// Arrives, and lets the phase end only when `bytes` bytes have been copied too.
-__device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-/// Waits for the end of the phase with this parity.
-__device__ __forceinline__ void wait_for(std::uint32_t barrier, int parity) {
-  std::uint32_t done = 0;
-  do {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (done == 0);
-}
-
-/// Begins the copy of a box; rows beyond the map become zeros.
-__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map,
-                                         std::uint32_t barrier, int element, int row, int head) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(element), "r"(row), "r"(head)
-      : "memory");
-}
-
-// Warpgroup products (PTX ISA, wgmma). a: as mma.m16n8k16 has it. to: likewise, eight columns at a
-// time, of a warp's 16 rows. b: the descriptor of 16 rows (transposed) or columns in shared memory.
-
-__device__ __forceinline__ void begin_products() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void commit_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int left>
-__device__ __forceinline__ void wait_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
-}
-/// Keeps the compiler from moving accesses to the registers of products over this place.
-template <int n>
-__device__ __forceinline__ void pin(float (&x)[n][4]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(x[i][e])::"memory");
-  }
-}
-
-template <bool transposed>
-__device__ __forceinline__ void warpgroup_mma(float (&to)[8][4], const std::uint32_t (&a)[4],
-                                              std::uint64_t b, int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
-      "}\n"
-      : "+f"(to[0][0]), "+f"(to[0][1]), "+f"(to[0][2]), "+f"(to[0][3]), "+f"(to[1][0]),
-        "+f"(to[1][1]), "+f"(to[1][2]), "+f"(to[1][3]), "+f"(to[2][0]), "+f"(to[2][1]),
-        "+f"(to[2][2]), "+f"(to[2][3]), "+f"(to[3][0]), "+f"(to[3][1]), "+f"(to[3][2]),
-        "+f"(to[3][3]), "+f"(to[4][0]), "+f"(to[4][1]), "+f"(to[4][2]), "+f"(to[4][3]),
-        "+f"(to[5][0]), "+f"(to[5][1]), "+f"(to[5][2]), "+f"(to[5][3]), "+f"(to[6][0]),
-        "+f"(to[6][1]), "+f"(to[6][2]), "+f"(to[6][3]), "+f"(to[7][0]), "+f"(to[7][1]),
-        "+f"(to[7][2]), "+f"(to[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(transposed ? 1 : 0));
-}
-
-template <bool transposed>
-__device__ __forceinline__ void warpgroup_mma(float (&to)[16][4], const std::uint32_t (&a)[4],
-                                              std::uint64_t b, int add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
-      "}\n"
-      : "+f"(to[0][0]), "+f"(to[0][1]), "+f"(to[0][2]), "+f"(to[0][3]), "+f"(to[1][0]),
-        "+f"(to[1][1]), "+f"(to[1][2]), "+f"(to[1][3]), "+f"(to[2][0]), "+f"(to[2][1]),
-        "+f"(to[2][2]), "+f"(to[2][3]), "+f"(to[3][0]), "+f"(to[3][1]), "+f"(to[3][2]),
-        "+f"(to[3][3]), "+f"(to[4][0]), "+f"(to[4][1]), "+f"(to[4][2]), "+f"(to[4][3]),
-        "+f"(to[5][0]), "+f"(to[5][1]), "+f"(to[5][2]), "+f"(to[5][3]), "+f"(to[6][0]),
-        "+f"(to[6][1]), "+f"(to[6][2]), "+f"(to[6][3]), "+f"(to[7][0]), "+f"(to[7][1]),
-        "+f"(to[7][2]), "+f"(to[7][3]), "+f"(to[8][0]), "+f"(to[8][1]), "+f"(to[8][2]),
-        "+f"(to[8][3]), "+f"(to[9][0]), "+f"(to[9][1]), "+f"(to[9][2]), "+f"(to[9][3]),
-        "+f"(to[10][0]), "+f"(to[10][1]), "+f"(to[10][2]), "+f"(to[10][3]), "+f"(to[11][0]),
-        "+f"(to[11][1]), "+f"(to[11][2]), "+f"(to[11][3]), "+f"(to[12][0]), "+f"(to[12][1]),
-        "+f"(to[12][2]), "+f"(to[12][3]), "+f"(to[13][0]), "+f"(to[13][1]), "+f"(to[13][2]),
-        "+f"(to[13][3]), "+f"(to[14][0]), "+f"(to[14][1]), "+f"(to[14][2]), "+f"(to[14][3]),
-        "+f"(to[15][0]), "+f"(to[15][1]), "+f"(to[15][2]), "+f"(to[15][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(transposed ? 1 : 0));
+__device__ __forceinline__ std::uint32_t align_stage(std::uint32_t shared) {
+  return (shared + swizzle_alignment - 1) / swizzle_alignment * swizzle_alignment;
 }
 
 /// The descriptor of a matrix in swizzled boxes. next_box: bytes from a box to the next along the
@@ -371,8 +261,7 @@ __global__ void __launch_bounds__(R::threads, 1)
   __shared__ __align__(8) std::uint64_t barriers[2 * R::stages];
   const ListedRows of = listed_rows<R::Rows::tile_rows>(task, choice, first_piece, form);
   if (of.rows.rows <= 0 || (of.count == 0 && task.merge)) return;
-  const std::uint32_t stages =
-      (shared_address(shared) + R::alignment - 1) / R::alignment * R::alignment;
+  const std::uint32_t stages = align_stage(shared_address(shared));
   const std::uint32_t full = shared_address(barriers);
   const std::uint32_t empty = full + R::stages * 8;
   if (threadIdx.x == 0) {
@@ -380,7 +269,7 @@ __global__ void __launch_bounds__(R::threads, 1)
       init_barrier(full + i * 8, 1);
       init_barrier(empty + i * 8, R::row_warps);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
   }
   __syncthreads();
   if (threadIdx.x >= R::Rows::threads) {
@@ -391,6 +280,111 @@ __global__ void __launch_bounds__(R::threads, 1)
     attend_tiles<R>(task, of, stages, full, empty);
   }
 }
+
+template <int head_dim_>
+struct RingScorer;
+
+/// Scores of 64 samples with 64 keys by one warpgroup. Queries stay in registers, keys come through
+/// a ring of stages.
+template <int head_dim_>
+struct RingLook {
+  using Sources = RowMaps;
+  using Scorer = RingScorer<head_dim_>;
+  static constexpr int head_dim = head_dim_;
+  static constexpr int frags = 1;
+  static constexpr int threads = 128;
+  static constexpr int tile_rows = 64;
+  static constexpr int blocks_per_sm = 4;
+  static constexpr int boxes = head_dim / box_elements;
+  static constexpr int stage_bytes = boxes * box_bytes;
+  static constexpr int stages = 3;
+  static constexpr int shared_bytes = stages * stage_bytes + swizzle_alignment;
+};
+
+template <int head_dim>
+struct RingScorer {
+  using L = RingLook<head_dim>;
+  const ChoiceTask& task;
+  const RowMaps& maps;
+  const Piece& piece;
+  const SampleTile& tile;
+  std::uint32_t stages, full;
+  int next = 0;  // number of the next tile in the ring
+  int form_here = -1;
+  std::uint32_t queries[head_dim / 16][4];
+
+  __device__ __forceinline__ RingScorer(const ChoiceTask& of, const RowMaps& from,
+                                        const Piece& tokens, const SampleTile& samples,
+                                        std::uint32_t memory)
+      : task(of), maps(from), piece(tokens), tile(samples) {
+    __shared__ __align__(8) std::uint64_t barriers[L::stages];
+    stages = align_stage(memory);
+    full = shared_address(barriers);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < L::stages; ++i) init_barrier(full + i * 8, 1);
+      publish_barriers();
+    }
+    __syncthreads();
+  }
+
+  template <class Blocks, class Use>
+  __device__ __forceinline__ void score(Scored what, int form, int /*key_count*/, int count,
+                                        const Blocks& blocks, const Use& use) {
+    const CUtensorMap& map = what == Scored::means ? maps.means : maps.keys;
+    const int begin = next;
+    const auto copy = [&](int i) {
+      const int stage = (begin + i) % L::stages;
+      const int row = blocks(i) * block_keys;
+      arrive_expecting(full + stage * 8, L::stage_bytes);
+#pragma unroll
+      for (int box = 0; box < L::boxes; ++box) {
+        copy_box(stages + stage * L::stage_bytes + box * box_bytes, map, full + stage * 8,
+                 box * box_elements, row, tile.kv_head);
+      }
+    };
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < min(count, L::stages); ++i) copy(i);
+    }
+    if (form != form_here) load_samples(form);
+    form_here = form;
+    float scores[1][8][4];
+    for (int i = 0; i < count; ++i) {
+      const int stage = (begin + i) % L::stages;
+      wait_for(full + stage * 8, (begin + i) / L::stages % 2);
+      pin(scores[0]);
+      begin_products();
+      begin_scores<L>(queries, stages + stage * L::stage_bytes, scores[0]);
+      commit_products();
+      wait_products<0>();
+      pin(scores[0]);
+      __syncthreads();  // all have read the stage
+      if (threadIdx.x == 0 && i + L::stages < count) copy(i + L::stages);
+      use(i, scores);
+    }
+    next = begin + count;
+  }
+
+ private:
+  /// The lane's part of the samples' queries, zeros beyond the samples.
+  __device__ __forceinline__ void load_samples(int form) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int sample = tile.first + static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4 + half * 8;
+      const bool valid = sample < tile.count;
+      const int token = piece.sample(valid ? sample / task.group : 0);
+      const int head = tile.kv_head * task.group + (valid ? sample % task.group : 0);
+      const auto* from = reinterpret_cast<const std::uint32_t*>(
+          task.queries + form * task.form_stride +
+          (static_cast<std::int64_t>(token) * task.q_heads + head) * head_dim + lane % 4 * 2);
+#pragma unroll
+      for (int k = 0; k < head_dim / 16; ++k) {
+        queries[k][half] = valid ? from[k * 8] : 0U;
+        queries[k][2 + half] = valid ? from[k * 8 + 4] : 0U;
+      }
+    }
+  }
+};
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
@@ -411,18 +405,25 @@ EncodeTiled encoder() {
   return found;
 }
 
-bool encode(const __nv_bfloat16* rows, std::int64_t head_dim, const AttentionTask& task,
-            std::int64_t kv_heads, CUtensorMap& map) {
-  const cuuint64_t dims[] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(task.count),
+bool encode(const __nv_bfloat16* rows, std::int64_t head_dim, std::int64_t count,
+            std::int64_t head_stride, std::int64_t kv_heads, CUtensorMap& map) {
+  const cuuint64_t dims[] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(count),
                              static_cast<cuuint64_t>(kv_heads)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(head_dim * 2),
-                                static_cast<cuuint64_t>(task.head_stride * 2)};  // bytes
+                                static_cast<cuuint64_t>(head_stride * 2)};  // bytes
   const cuuint32_t box[] = {box_elements, tile_keys, 1};
   const cuuint32_t steps[] = {1, 1, 1};
   return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<__nv_bfloat16*>(rows),
                    dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+void encode_or_throw(const __nv_bfloat16* rows, std::int64_t head_dim, std::int64_t count,
+                     std::int64_t head_stride, std::int64_t kv_heads, CUtensorMap& map) {
+  if (encode(rows, head_dim, count, head_stride, kv_heads, map)) return;
+  throw Error("CUDA: no tensor map of " + std::to_string(count) + " rows of " +
+              std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + " elements");
 }
 
 /// Prepares the kernel for the current device. Returns whether the device runs it.
@@ -447,12 +448,12 @@ bool is_ready() {
 }
 
 template <class R>
-bool attend_with(const AttentionTask& task, const ChoiceTask& choice, int first_piece,
+void attend_with(const AttentionTask& task, const ChoiceTask& choice, int first_piece,
                  unsigned pieces, int form, cudaStream_t stream) {
-  if (!is_ready<R>()) return false;
-  RowMaps maps;
-  if (!encode(task.keys, R::head_dim, task, choice.kv_heads, maps.keys)) return false;
-  if (!encode(task.values, R::head_dim, task, choice.kv_heads, maps.values)) return false;
+  RowMaps maps{};
+  encode_or_throw(task.keys, R::head_dim, task.count, task.head_stride, choice.kv_heads, maps.keys);
+  encode_or_throw(task.values, R::head_dim, task.count, task.head_stride, choice.kv_heads,
+                  maps.values);
   constexpr int tile_rows = R::Rows::tile_rows;
   const auto tiles =
       static_cast<unsigned>((block_tokens * choice.group + tile_rows - 1) / tile_rows);
@@ -460,19 +461,44 @@ bool attend_with(const AttentionTask& task, const ChoiceTask& choice, int first_
       <<<dim3(pieces * tiles, static_cast<unsigned>(choice.kv_heads)), R::threads, R::shared_bytes,
          stream>>>(task, choice, maps, first_piece, form);
   check_launch("attention over blocks (wgmma)");
-  return true;
+}
+
+template <class T>
+void look_with(const ChoiceTask& task, int first_piece, unsigned pieces, LookNumber number,
+               cudaStream_t stream) {
+  const std::int64_t count = task.first + task.tokens;
+  if (count < block_keys) return;  // no piece chooses
+  RowMaps maps{};
+  encode_or_throw(task.keys, T::head_dim, count, task.head_stride, task.kv_heads, maps.keys);
+  encode_or_throw(task.means, T::head_dim, count / block_keys, task.most_blocks * T::head_dim,
+                  task.kv_heads, maps.means);
+  look<T>(task, maps, first_piece, pieces, stream, number);
 }
 
 }  // namespace
 
-bool attend_listed_on_sm90(std::int64_t head_dim, const AttentionTask& task,
+bool runs_on_sm90(std::int64_t head_dim) {
+  return head_dim == 64 ? is_ready<RingTiling<64>>()
+                        : head_dim == 128 && is_ready<RingTiling<128>>();
+}
+
+void look_on_sm90(std::int64_t head_dim, const ChoiceTask& task, int first_piece, unsigned pieces,
+                  LookNumber number, cudaStream_t stream) {
+  if (head_dim == 64) {
+    look_with<RingLook<64>>(task, first_piece, pieces, number, stream);
+  } else {
+    look_with<RingLook<128>>(task, first_piece, pieces, number, stream);
+  }
+}
+
+void attend_listed_on_sm90(std::int64_t head_dim, const AttentionTask& task,
                            const ChoiceTask& choice, int first_piece, unsigned pieces, int form,
                            cudaStream_t stream) {
-  if (head_dim == 64)
-    return attend_with<RingTiling<64>>(task, choice, first_piece, pieces, form, stream);
-  if (head_dim == 128)
-    return attend_with<RingTiling<128>>(task, choice, first_piece, pieces, form, stream);
-  return false;
+  if (head_dim == 64) {
+    attend_with<RingTiling<64>>(task, choice, first_piece, pieces, form, stream);
+  } else {
+    attend_with<RingTiling<128>>(task, choice, first_piece, pieces, form, stream);
+  }
 }
 
 }  // namespace topkv::gpu
