@@ -311,6 +311,30 @@ TEST_P(SparsePrefillOn, OverRowsInBlocksIsThatOfTheHost) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, SparsePrefillOn, testing::Values("cpu", "cuda"));
 
+// Lists and candidates of many tiles, so that kernels reuse what they copy tiles to.
+TEST(CudaSparsePrefill, OverManyBlocksIsThatOfTheHost) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const Place host("cpu");
+  AttentionShape shape;
+  shape.layers = 1;
+  shape.q_heads = 3;
+  shape.kv_heads = 1;
+  for (const std::int64_t dim : {64, 128}) {
+    shape.head_dim = dim;
+    const TokenStream stream(shape, 16000);
+    const PrefillAttention attention = sparse_attention({.window = 70, .sinks = 5, .most = 1024});
+    const SparseRun here(place, stream, attention, 4000);
+    const SparseRun there(host, stream, attention, 4000);
+    std::size_t far = 0;
+    for (std::size_t i = 0; i < here.out[0].size(); ++i)
+      far += !(std::abs(here.out[0][i] - there.out[0][i]) < 0.05F);
+    EXPECT_LT(far, here.out[0].size() / 20) << dim;
+    EXPECT_EQ(here.shares[0].keys, there.shares[0].keys) << dim;
+    EXPECT_NEAR(here.shares[0].mass / there.shares[0].mass, 1, 0.01) << dim;
+  }
+}
+
 TEST(CudaSparsePrefill, RefusesHeadsThatItDoesNotKnow) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
