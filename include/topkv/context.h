@@ -72,7 +72,7 @@ struct PrefillAttention {
 
 /// Returns the attention with a mode that is not automatic. A text of `tokens` tokens is read:
 /// - on the host: sparse, which is dense up to `keys` and `window` tokens;
-/// - on a CUDA device: dense up to 65,536 tokens, and sparse beyond;
+/// - on a CUDA device: dense up to 32,768 tokens, and sparse beyond;
 /// - dense on both, if AttentionShape::chunk_len is not a multiple of 128.
 ///
 /// Any other mode stays.

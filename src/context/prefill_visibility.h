@@ -9,7 +9,7 @@
 namespace topkv {
 
 /// Tokens up to which an automatic prefill on a CUDA device is dense.
-inline constexpr std::int64_t longest_dense_on_cuda = 65536;
+inline constexpr std::int64_t longest_dense_on_cuda = 32768;
 
 /// Returns what each layer attends. A layer with a sliding window attends that window; other layers
 /// follow `attention`. Throws InvalidArgument for an automatic mode and for numbers that are out of
