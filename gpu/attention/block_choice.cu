@@ -604,6 +604,12 @@ void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudg
                       std::to_string(most_group) +
                       "; take a dense or window prefill, or the host (--device cpu)");
   }
+  if (budget.measure) {
+    throw Unsupported(
+        "a sparse prefill that measures what it meets on a CUDA device; leave the measuring out "
+        "for "
+        "an estimate, or take the host (--device cpu)");
+  }
   if (budget.most > most_budget) {
     throw Unsupported("a sparse prefill of up to " + std::to_string(budget.most) +
                       " keys on a CUDA device; expected at most " + std::to_string(most_budget));

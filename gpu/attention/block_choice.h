@@ -15,7 +15,7 @@
 namespace topkv::gpu {
 
 /// Throws Unsupported for heads and budgets that choose_and_attend does not take: groups of more
-/// than 128 query heads, and budgets of more than 65,536 keys.
+/// than 128 query heads, budgets of more than 65,536 keys, and budgets that measure.
 void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudget& budget);
 
 /// Returns the device memory that choose_and_attend takes for steps of `chunk` tokens in texts of

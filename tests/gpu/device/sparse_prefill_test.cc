@@ -352,5 +352,19 @@ TEST(CudaSparsePrefill, RefusesHeadsThatItDoesNotKnow) {
   }
 }
 
+TEST(CudaSparsePrefill, RefusesToMeasure) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  AttentionShape shape;
+  shape.layers = 1;
+  shape.q_heads = 2;
+  shape.kv_heads = 1;
+  shape.head_dim = 64;
+  const TokenStream stream(shape, 128);
+  PrefillAttention attention = sparse_attention({.window = 64, .most = 64});
+  attention.measure = true;
+  EXPECT_THROW(SparseRun(place, stream, attention, 128), Unsupported);
+}
+
 }  // namespace
 }  // namespace topkv
