@@ -27,7 +27,7 @@ plan -c 1M --mem 16GiB --prefill window
 holds 'so does the window' grep -q '^run  .* --prefill window' out
 plan -c 8K --mem 4GiB
 holds 'nothing is said where every token attends all' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
-if "$topkv" plan "$model" -c 64K --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
+if "$topkv" plan "$model" -c 32K --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
   holds 'nor where a GPU reads densely' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
 fi
 
