@@ -45,7 +45,8 @@ PrefillAttention fitting_prefill(const ModelConfig& config, const DeviceSizes& d
     return options.attention;
   // With shorter chunks, all rows of a layer cross to the device so often that dense is quicker.
   constexpr std::int64_t shortest = 2048;
-  const std::int64_t chunk = options.chunk > 0 ? options.chunk : shortest;
+  std::int64_t chunk = options.chunk > 0 ? options.chunk : shortest;
+  if (tokens > 0) chunk = std::min(chunk, tokens);
   if (prefill_bytes(config, device, options, chunk, tokens) > room)
     options.attention.mode = Prefill::dense;
   return options.attention;
@@ -59,9 +60,12 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
   };
   if (options.chunk > 0) return at_most_all(options.chunk);
   std::int64_t chunk = device.prefill_chunk();
-  // Each chunk of a sparse prefill takes all rows of a layer to the device.
-  if (device.is_cuda() && resolved(config, device, options, tokens).mode == Prefill::sparse)
-    chunk *= 4;
+  // Each chunk in which tokens choose takes all rows of a layer to the device. A text in which none
+  // choose is read in the chunks of a dense prefill.
+  const PrefillAttention attention = resolved(config, device, options, tokens);
+  const bool chooses = attention.mode == Prefill::sparse &&
+                       (tokens == 0 || tokens - attention.keys > attention.window);
+  if (device.is_cuda() && chooses) chunk *= 4;
   constexpr std::int64_t smallest = 256;
   while (device.is_cuda() && chunk > smallest &&
          prefill_bytes(config, device, options, chunk, tokens) > room) {

@@ -267,7 +267,9 @@ int run_prefills(const FidelityFlags& flags) {
       make_fidelity_text(model.tokenizer(), model.tokenizer().beginning_tokens(), flags.context,
                          depths, flags.haystack, flags.seed);
   for (PrefillAttention& way : ways) {
-    way = resolve_prefill(way, config.attention, std::ssize(text.context), device.is_cuda());
+    PrefillOptions with = options;
+    with.attention = way;
+    way = model.prefill_attention(with, std::ssize(text.context));
   }
   const std::vector<Json> lines = compare_prefills(model, text, ways, options,
                                                    {.context_tokens = std::ssize(text.context),
@@ -307,7 +309,8 @@ int run_fidelity(FidelityFlags flags) {
       make_fidelity_text(model.tokenizer(), model.tokenizer().beginning_tokens(), flags.context,
                          depths, flags.haystack, flags.seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
-  flags.prefill = resolved(flags.prefill, config.attention, {&tokens, 1}, device);
+  const PrefillOptions reading = prefill_options(flags.prefill, flags.compared.retrieval);
+  flags.prefill.mode = name_of(model.prefill_attention(reading, tokens).mode);
   std::shared_ptr<const Context> dense;  // what all are compared with
   std::vector<Fidelity> settings;
   for (const std::string& dtype : dtypes) {

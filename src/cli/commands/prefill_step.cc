@@ -18,7 +18,9 @@ Cost cost_of(Prefill mode) { return mode == Prefill::dense ? Cost::grows : Cost:
 class QuickerWay {
  public:
   QuickerWay(const Model& model, const PrefillOptions& options, ProgressBar& progress)
-      : there_is_(!model.device().is_cuda() && options.attention.mode == Prefill::dense),
+      : there_is_(!model.device().is_cuda() && options.attention.mode == Prefill::dense &&
+                  model.prefill_attention({.attention = {.mode = Prefill::automatic}}, 1).mode ==
+                      Prefill::sparse),
         progress_(progress) {}
 
   void tell() {
