@@ -88,8 +88,17 @@ struct ChoiceScratch {
   std::vector<std::int64_t> order;
 };
 
-/// The candidates that remain after the first look, ascending. high, unseen: per sample, the
-/// largest score and the sum of weights, relative to it, of the candidates that do not remain.
+/// The order of numbers by falling share; the lower number first where shares are equal.
+auto by_falling(const std::vector<float>& shares) {
+  return [&shares](std::int64_t a, std::int64_t b) {
+    const float x = shares[static_cast<std::size_t>(a)];
+    const float y = shares[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  };
+}
+
+/// The candidates that remain after the first look, ascending. unseen: receives, per sample, the
+/// lse of the keys of those that do not remain, by their mean keys.
 std::vector<std::int64_t> first_look(const Samples& samples, const ForcedBlocks& forced,
                                      std::int64_t most, const float* means, std::int64_t dim,
                                      ChoiceScratch& s, std::vector<float>& unseen) {
@@ -108,13 +117,8 @@ std::vector<std::int64_t> first_look(const Samples& samples, const ForcedBlocks&
   }
   std::vector<std::int64_t> kept(static_cast<std::size_t>(n));
   std::iota(kept.begin(), kept.end(), std::int64_t{0});
-  const auto better = [&](std::int64_t a, std::int64_t b) {
-    const float x = s.shares[static_cast<std::size_t>(a)];
-    const float y = s.shares[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
   const std::int64_t count = std::min(n, most);
-  std::nth_element(kept.begin(), kept.begin() + count - 1, kept.end(), better);
+  std::nth_element(kept.begin(), kept.begin() + count - 1, kept.end(), by_falling(s.shares));
   const std::span<const std::int64_t> left =
       std::span(kept).subspan(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < samples.count(); ++i) {
@@ -258,11 +262,7 @@ ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forc
   }
   s.order.resize(kept.size());
   std::iota(s.order.begin(), s.order.end(), std::int64_t{0});
-  std::ranges::sort(s.order, [&](std::int64_t a, std::int64_t b) {
-    const float x = s.shares[static_cast<std::size_t>(a)];
-    const float y = s.shares[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  });
+  std::ranges::sort(s.order, by_falling(s.shares));
   const auto count = static_cast<double>(samples.count());
   ChosenBlocks chosen{std::move(always), 0};
   for (std::int64_t i = 0; i < std::min(std::ssize(kept), budget.most / key_block); ++i) {

@@ -16,18 +16,11 @@
 namespace topkv::cli {
 namespace {
 
-template <class T>
-void check_no_twin(const char* flag, const std::vector<T>& values) {
-  for (auto i = values.begin(); i != values.end(); ++i)
-    if (std::find(values.begin(), i, *i) != i)
-      throw UsageError(fmt::format("{}: one value is given twice; expected each once", flag));
-}
-
 /// The mean over the layers that chose: "0.987".
 std::string mass_text(const PrefillFidelity& of) {
   PrefillShare all;
   for (const PrefillShare& share : of.shares) all += share;
-  return all.queries > 0 ? fmt::format("{:.4f}", all.mass / static_cast<double>(all.queries)) : "-";
+  return all.queries > 0 ? fmt::format("{:.4f}", all.mean_mass()) : "-";
 }
 
 std::string table(std::span<const PrefillFidelity> results, std::size_t width) {
@@ -50,9 +43,12 @@ std::string table(std::span<const PrefillFidelity> results, std::size_t width) {
 
 std::vector<PrefillAttention> ways_of(const ComparedPrefills& compared, const PrefillFlags& shared,
                                       const RetrievalFlags& retrieval) {
-  check_no_twin("--prefill", compared.modes);
-  check_no_twin("--prefill-keys", compared.keys);
-  check_no_twin("--prefill-mass", compared.masses);
+  std::vector<std::string> masses;
+  for (const std::optional<double> mass : compared.masses)
+    masses.push_back(mass ? fmt::format("{}", *mass) : "none");
+  check_differ("--prefill", compared.modes);
+  check_differ("--prefill-keys", compared.keys);
+  check_differ("--prefill-mass", masses);
   std::vector<PrefillAttention> ways;
   PrefillFlags way = shared;
   for (const std::string& mode : compared.modes) {

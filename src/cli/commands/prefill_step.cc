@@ -11,7 +11,7 @@ namespace {
 
 constexpr double long_wait = 60;  // seconds
 
-/// In window mode each token attends as many as the others, and in sparse mode hardly more.
+/// How the cost of a token changes along a text.
 Cost cost_of(Prefill mode) { return mode == Prefill::dense ? Cost::grows : Cost::steady; }
 
 /// Once it is known that a dense prefill on the host takes long: that there is another way.

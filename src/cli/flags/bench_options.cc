@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <set>
 
 #include "src/cli/flags/bench_shape.h"
 #include "src/cli/flags/bind.h"
@@ -20,15 +19,6 @@ void refuse(const CLI::App& command, const FlagGroup& of_other, const std::strin
     if (command.count(flag.names) == 0) continue;
     throw UsageError(fmt::format("{}: belongs to topkv bench {}, not to {}; leave it out",
                                  flag.names, other, what));
-  }
-}
-
-template <class T>
-void check_differ(const char* flag, const std::vector<T>& values) {
-  std::set<T> seen;
-  for (const T& value : values) {
-    if (seen.insert(value).second) continue;
-    throw UsageError(fmt::format("{}: {} is given twice; expected different ones", flag, value));
   }
 }
 

@@ -7,14 +7,18 @@
 // check_flags throws it for what can be known before anything is read or loaded.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "src/cli/terminal/parse_numbers.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
@@ -107,6 +111,16 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
                                    const std::string& index, std::int64_t capacity);
 /// Whether the prefill must keep queries for it; of what is no index: false.
 bool learns_queries(const std::string& index);
+
+/// Throws UsageError when a value of a flag is given twice.
+template <class T>
+void check_differ(const char* flag, const std::vector<T>& values) {
+  std::set<T> seen;
+  for (const T& value : values) {
+    if (seen.insert(value).second) continue;
+    throw UsageError(fmt::format("{}: {} is given twice; expected different ones", flag, value));
+  }
+}
 
 /// Throws UsageError when --prefill-least is above --prefill-keys.
 PrefillAttention prefill_attention(const PrefillFlags& flags, std::int64_t sinks);

@@ -47,9 +47,9 @@ std::vector<Json> prefill_json(std::span<const PrefillFidelity> ways, const Fide
     json["layer_keys"] = Json::array();
     for (const PrefillShare& share : of.shares) {
       const bool has = share.queries > 0;
-      const auto queries = static_cast<double>(share.queries);
-      json["layer_mass"].push_back(has ? Json(share.mass / queries) : Json(nullptr));
-      json["layer_keys"].push_back(has ? Json(share.keys / queries) : Json(nullptr));
+      json["layer_mass"].push_back(has ? Json(share.mean_mass()) : Json(nullptr));
+      json["layer_keys"].push_back(has ? Json(share.keys / static_cast<double>(share.queries))
+                                       : Json(nullptr));
     }
     json["seconds"] = of.seconds;
     json["weights"] = run.weights;

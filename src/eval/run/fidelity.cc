@@ -8,19 +8,10 @@
 #include "src/device/compute_device.h"
 #include "src/eval/run/bytes_read.h"
 #include "src/eval/run/likelihood.h"
+#include "src/eval/run/relative_error.h"
 
 namespace topkv {
 namespace {
-
-double divergence(const std::vector<double>& from, const std::vector<double>& to) {
-  double sum = 0;
-  for (std::size_t i = 0; i < from.size(); ++i) sum += std::exp(from[i]) * (from[i] - to[i]);
-  return std::max(0.0, sum);
-}
-
-std::ptrdiff_t best_of(const std::vector<double>& x) {
-  return std::max_element(x.begin(), x.end()) - x.begin();
-}
 
 /// Results of a step in the device's memory, and their copy on the host.
 class Outputs {
@@ -57,18 +48,6 @@ class Outputs {
   std::int64_t head_dim_ = 0;  // of the layer of the last step
   Buffer out_, lse_;
 };
-
-/// |a - b| / |b| of one token.
-double relative_error(const float* a, const float* b, std::int64_t count) {
-  double off = 0;
-  double size = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const double d = static_cast<double>(a[i]) - b[i];
-    off += d * d;
-    size += static_cast<double>(b[i]) * b[i];
-  }
-  return size > 0 ? std::sqrt(off / size) : 0;
-}
 
 /// Orders the values anew. REQUIRES: there are some; percent below 100.
 template <class T>
@@ -260,7 +239,7 @@ class Comparison {
       const double kl = divergence(want, got);
       sums.kl += kl;
       sums.kl_max = std::max(sums.kl_max, kl);
-      sums.agree += best_of(want) == best_of(got) ? 1 : 0;
+      sums.agree += most_likely(want) == most_likely(got) ? 1 : 0;
     }
   }
 

@@ -6,6 +6,7 @@
 #include "src/core/math/row_format.h"
 #include "src/core/threads/stopwatch.h"
 #include "src/eval/run/likelihood.h"
+#include "src/eval/run/relative_error.h"
 
 namespace topkv {
 namespace {
@@ -25,12 +26,8 @@ struct Differences {
   std::int64_t agree = 0, tokens = 0;
 
   void add(const Distribution& dense, const Distribution& other) {
-    double sum = 0;
-    for (std::size_t i = 0; i < dense.size(); ++i)
-      sum += std::exp(static_cast<double>(dense[i])) * (static_cast<double>(dense[i]) - other[i]);
-    kl += std::max(0.0, sum);
-    agree += std::ranges::max_element(dense) - dense.begin() ==
-             std::ranges::max_element(other) - other.begin();
+    kl += divergence(dense, other);
+    agree += most_likely(dense) == most_likely(other) ? 1 : 0;
     ++tokens;
   }
   double mean_kl() const { return tokens > 0 ? kl / static_cast<double>(tokens) : 0; }
@@ -91,20 +88,14 @@ Reading read(const Model& model, std::span<const Token> text, std::span<const Pr
 }
 
 /// Mean of |a - b| / |b| over vectors.
-double relative_error(const KeyView& a, const KeyView& b) {
+double mean_relative_error(const KeyView& a, const KeyView& b) {
   std::vector<float> x(static_cast<std::size_t>(a.dim));
   std::vector<float> y(x.size());
   double sum = 0;
   for (std::int64_t i = 0; i < a.count; ++i) {
     decode(a, i, x.data());
     decode(b, i, y.data());
-    double off = 0;
-    double size = 0;
-    for (std::size_t e = 0; e < x.size(); ++e) {
-      off += (static_cast<double>(x[e]) - y[e]) * (static_cast<double>(x[e]) - y[e]);
-      size += static_cast<double>(y[e]) * y[e];
-    }
-    if (size > 0) sum += std::sqrt(off / size);
+    sum += relative_error(x.data(), y.data(), a.dim);
   }
   return a.count > 0 ? sum / static_cast<double>(a.count) : 0;
 }
@@ -122,7 +113,7 @@ double share_of_keys(const AttentionShape& shape, const PrefillAttention& way, s
   if (way.mode == Prefill::sparse) {
     PrefillShare all;
     for (const PrefillShare& share : shares) all += share;
-    return all.dense_keys > 0 ? all.keys / all.dense_keys : 1;
+    return all.key_share();
   }
   if (way.mode == Prefill::dense || shape.layers == 0) return 1;
   double keys = 0;
@@ -156,8 +147,8 @@ PrefillFidelity compared(const Model& model, const Reading& dense, const Reading
   for (std::int64_t head = 0; head < heads; ++head) {
     const RowsView a = other.context->rows(layer, head);
     const RowsView b = dense.context->rows(layer, head);
-    result.key_error += relative_error(a.keys, b.keys) / static_cast<double>(heads);
-    result.value_error += relative_error(a.values, b.values) / static_cast<double>(heads);
+    result.key_error += mean_relative_error(a.keys, b.keys) / static_cast<double>(heads);
+    result.value_error += mean_relative_error(a.values, b.values) / static_cast<double>(heads);
   }
   result.shares = other.shares;
   result.keys = share_of_keys(shape, way, tokens, other.shares);
