@@ -82,6 +82,11 @@ std::int64_t stored_bytes(const LayerHeads& heads, KvDType rows) {
          (heads.keys_are_values ? 0 : vector_bytes(rows.values, heads.head_dim));
 }
 
+/// The bytes of one sum for each layer.
+std::int64_t sums_bytes(const AttentionShape& shape) {
+  return shape.layers * static_cast<std::int64_t>(sizeof(ShareSums));
+}
+
 /// Pieces of device memory, one behind the other.
 struct Layout {
   std::int64_t queries, lse, packed, blocks, channels, bias, tiles, nonfinite, cudnn_out, cudnn_lse,
@@ -123,8 +128,7 @@ struct Layout {
     }
     layer_rows = pieces.place(chosen > 0 ? LayerRows::bytes(shape, rows, tokens) : 0);
     choice = pieces.place(chosen);
-    shares =
-        pieces.place(chosen > 0 ? shape.layers * static_cast<std::int64_t>(sizeof(ShareSums)) : 0);
+    shares = pieces.place(chosen > 0 ? 2 * sums_bytes(shape) : 0);
     total = pieces.used();
   }
 };
@@ -146,7 +150,7 @@ class CudaPrefill final : public DevicePrefill {
         cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
         tiles_(shape, store.dtype(), tile_, memory_.data() + layout_.tiles),
         layer_rows_(shape, store.dtype(), store.capacity(), memory_.data() + layout_.layer_rows),
-        shares_(static_cast<std::size_t>(shape.layers)),
+        counted_(static_cast<std::size_t>(shape.layers)),
         nonfinite_(in_flight * nonfinite_flags(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
@@ -168,8 +172,8 @@ class CudaPrefill final : public DevicePrefill {
     }
     make_plans();
     if (layout_.choice < layout_.shares) {
-      TOPKV_CUDA(cudaMemsetAsync(
-          sums(0), 0, static_cast<std::size_t>(shape.layers) * sizeof(ShareSums), compute_));
+      TOPKV_CUDA(cudaMemsetAsync(memory_.data() + layout_.shares, 0,
+                                 static_cast<std::size_t>(2 * sums_bytes(shape)), compute_));
     }
     store.lock_pages([](std::byte* rows, std::int64_t bytes) { return page_lock(rows, bytes); });
   }
@@ -180,9 +184,12 @@ class CudaPrefill final : public DevicePrefill {
     if (reinterpret_cast<std::uintptr_t>(step.out) % alignof(float2) != 0) {
       throw InvalidArgument("attend: the address of out must be a multiple of 8 bytes");
     }
+    Counted& counted = counted_[static_cast<std::size_t>(step.layer)];
+    const Counted before = counted;
     try {
       run_chunk(step);
     } catch (...) {
+      counted = before;
       // What was begun for this layer goes for nothing once it has ended: its rows are beyond those
       // that count. A device that fails here has lost what it was given.
       if (!wait_for_streams()) lost_ = true;
@@ -200,7 +207,7 @@ class CudaPrefill final : public DevicePrefill {
   bool lost() const override { return lost_; }
 
   PrefillShare share(std::int64_t layer) override {
-    PrefillShare share = shares_[static_cast<std::size_t>(layer)];
+    PrefillShare share = counted_[static_cast<std::size_t>(layer)].share;
     if (!visible_[static_cast<std::size_t>(layer)].chooses()) return share;
     ShareSums of_choices{};
     TOPKV_CUDA(cudaMemcpyAsync(&of_choices, sums(layer), sizeof(of_choices), cudaMemcpyDeviceToHost,
@@ -283,13 +290,32 @@ class CudaPrefill final : public DevicePrefill {
     const auto tokens = static_cast<double>(step.tokens);
     const double keys =
         static_cast<double>(kv_heads) * tokens * (static_cast<double>(first) + (tokens + 1) / 2);
-    shares_[static_cast<std::size_t>(step.layer)] +=
+    counted_[static_cast<std::size_t>(step.layer)].share +=
         {step.tokens * kv_heads, chooses ? 0 : static_cast<double>(kv_heads) * tokens,
          chooses ? 0 : keys, keys};
   }
 
+  /// What tokens of a layer attended. A step adds to a copy of the device's sums, so that a step
+  /// that fails can be forgotten.
+  struct Counted {
+    PrefillShare share;  // beside what the device's sums have
+    int slot = 0;        // of the two, the one that has the sums
+  };
+
+  /// The sums of a layer, of all steps that count.
   ShareSums* sums(std::int64_t layer) const {
-    return reinterpret_cast<ShareSums*>(memory_.data() + layout_.shares) + layer;
+    const std::int64_t slot = counted_[static_cast<std::size_t>(layer)].slot;
+    return reinterpret_cast<ShareSums*>(memory_.data() + layout_.shares) + slot * shape_.layers +
+           layer;
+  }
+
+  /// A copy of these sums that counts from now on.
+  ShareSums* next_sums(std::int64_t layer) {
+    const ShareSums* of_steps_before = sums(layer);
+    counted_[static_cast<std::size_t>(layer)].slot ^= 1;
+    TOPKV_CUDA(cudaMemcpyAsync(sums(layer), of_steps_before, sizeof(ShareSums),
+                               cudaMemcpyDeviceToDevice, compute_));
+    return sums(layer);
   }
 
   /// Of tokens that choose, over all rows before them and their own.
@@ -303,7 +329,7 @@ class CudaPrefill final : public DevicePrefill {
     if (!stored) layer_rows_.add(heads(layer), own, rows, compute_);
     choose_and_attend(heads(layer), queries, rows, always_seen(seen), seen.blocks,
                       {memory_.data() + layout_.choice, chunk_, store_.capacity()}, partial,
-                      sums(layer), compute_);
+                      next_sums(layer), compute_);
     layer_rows_.release(compute_);
   }
 
@@ -643,13 +669,13 @@ class CudaPrefill final : public DevicePrefill {
   CudnnAttention* cudnn_;  // null: our kernel does it all
   Stream out_;             // rows to the host
   RowStream tiles_;
-  LayerRows layer_rows_;              // of a layer whose tokens choose
-  std::vector<PrefillShare> shares_;  // per layer, beside what the device's sums have
-  PinnedBuffer nonfinite_;            // host copies of the words
-  std::vector<std::int64_t> given_;   // rows taken, per layer
-  std::vector<Event> rows_out_;       // per layer: its last rows have left
-  Event slot_full_[in_flight];        // packed rows are there
-  Event slot_free_[in_flight];        // and have left
+  LayerRows layer_rows_;             // of a layer whose tokens choose
+  std::vector<Counted> counted_;     // per layer
+  PinnedBuffer nonfinite_;           // host copies of the words
+  std::vector<std::int64_t> given_;  // rows taken, per layer
+  std::vector<Event> rows_out_;      // per layer: its last rows have left
+  Event slot_full_[in_flight];       // packed rows are there
+  Event slot_free_[in_flight];       // and have left
   Flight flights_[in_flight];
   Event handed_over_;  // tensors by the caller's stream, results to it
   bool lost_ = false;

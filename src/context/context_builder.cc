@@ -191,8 +191,10 @@ struct ContextBuilder::State {
   /// Gives back what the device keeps, too.
   void close() {
     finish();
+    std::vector<PrefillShare> all = shares;
     for (std::int64_t layer = 0; prefill && layer < shape.layers; ++layer)
-      shares[static_cast<std::size_t>(layer)] += prefill->share(layer);
+      all[static_cast<std::size_t>(layer)] += prefill->share(layer);
+    shares = std::move(all);
     prefill.reset();
   }
 

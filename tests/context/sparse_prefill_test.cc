@@ -5,11 +5,15 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <new>
 #include <ostream>
+#include <stop_token>
 #include <string>
 #include <vector>
 
+#include "src/core/threads/stopping.h"
 #include "tests/support/block_choice_reference.h"
+#include "tests/support/failing.h"
 #include "tests/support/token_stream.h"
 #include "topkv/context.h"
 #include "topkv/error.h"
@@ -259,6 +263,40 @@ TEST(SparsePrefill, AStepThatFailsLeavesNoMeansOfItsKeys) {
   ContextBuilder fresh = sparse_builder(stream, sparse(sparse_usual.rules));
   give_tokens(fresh, stream, 0, stream.total, 128, again);
   EXPECT_EQ(outs.out, again.out);
+}
+
+// Chunks of dual chunk attention are attended one after the other: a step may fail when some of
+// them are done.
+TEST(SparsePrefill, AStepThatFailsAnywhereCountsOnce) {
+  AttentionShape shape = sparse_usual.shape;
+  shape.chunk_len = 256;
+  const TokenStream stream(shape, 900);
+  SparseOuts outs(stream);
+  ContextBuilder fresh = sparse_builder(stream, sparse(sparse_usual.rules));
+  give_tokens(fresh, stream, 0, stream.total, 450, outs);
+  const PrefillShare want = fresh.share(0);
+  const std::stop_source nobody;
+  const std::stop_token token = nobody.get_token();  // loops that may be stopped may fail
+  const StopScope scope(&token);
+  const std::int64_t places = ::test::fail_everywhere([&](std::int64_t n) {
+    SparseOuts again(stream);
+    ContextBuilder builder = sparse_builder(stream, sparse(sparse_usual.rules));
+    for (std::int64_t begin = 0; begin < stream.total;) {
+      try {
+        give_tokens(builder, stream, begin, begin + 450, 450, again);
+        begin += 450;
+      } catch (const std::bad_alloc&) {
+        ASSERT_EQ(builder.tokens(0), begin);
+      }
+    }
+    ASSERT_EQ(again.out, outs.out) << n;
+    const PrefillShare share = builder.share(0);
+    ASSERT_EQ(share.queries, want.queries) << n;
+    ASSERT_EQ(share.mass, want.mass) << n;
+    ASSERT_EQ(share.keys, want.keys) << n;
+    ASSERT_EQ(share.dense_keys, want.dense_keys) << n;
+  });
+  EXPECT_GT(places, 20);
 }
 
 TEST(SparsePrefill, OutMayBeTheQueries) {

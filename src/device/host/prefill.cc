@@ -27,10 +27,13 @@ class HostPrefill final : public DevicePrefill {
   void attend(const AttentionStep& step) override {
     const std::int64_t first = store_.size(step.layer);
     check_queries(step, first);
+    PrefillShare& share = shares_[static_cast<std::size_t>(step.layer)];
+    const PrefillShare before = share;
     try {
       append_and_attend(step, first);
     } catch (...) {
       store_.shrink(step.layer, first);
+      share = before;  // chunks of the step may have been counted
       for (std::vector<float>& means : means_[static_cast<std::size_t>(step.layer)]) {
         const std::int64_t whole = first / key_block * shape_.head_dim_of(step.layer);
         if (std::ssize(means) > whole) means.resize(static_cast<std::size_t>(whole));

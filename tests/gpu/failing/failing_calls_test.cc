@@ -121,6 +121,53 @@ TEST_P(FailingCallsOf, APrefillAndItsIndex) {
   EXPECT_GT(fail_each(Calls::waits, attempt, 16), 2);
 }
 
+// Steps, and the end of a prefill, that fail and are repeated are counted once.
+TEST(FailingCalls, OfASparsePrefillLeaveItsShares) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  constexpr std::int64_t tokens = 900;
+  constexpr std::int64_t count = 300;
+  const TokenStream stream(stack(), tokens);
+  Feed feed(place, stream, 0, tokens);
+  ContextOptions options{.capacity = tokens};
+  options.attention = {
+      .mode = Prefill::sparse, .window = 64, .sinks = 4, .keys = 128, .least_keys = 0};
+  std::vector<std::vector<float>> want;
+  std::vector<PrefillShare> wanted;
+  const auto attempt = [&](const Call& call) {
+    std::unique_ptr<ContextBuilder> builder;
+    while (call(
+        [&] { builder = std::make_unique<ContextBuilder>(stack(), options, place.device()); })) {
+    }
+    for (std::int64_t begin = 0; begin < tokens; begin += count) {
+      for (std::int64_t l = 0; l < 3; ++l) {
+        while (call([&] { builder->attend(feed.step(l, begin, count)); }))
+          ASSERT_EQ(builder->tokens(l), begin);
+      }
+    }
+    while (call([&] { builder->truncate(tokens); })) {  // closes the device's prefill
+    }
+    std::vector<PrefillShare> shares(3);
+    for (std::int64_t l = 0; l < 3; ++l)
+      while (call([&] { shares[static_cast<std::size_t>(l)] = builder->share(l); })) {
+      }
+    if (want.empty()) {
+      want = feed.outs();
+      wanted = shares;
+    }
+    ASSERT_EQ(feed.outs(), want);
+    for (std::size_t l = 0; l < 3; ++l) {
+      ASSERT_EQ(shares[l].queries, tokens * 2);
+      ASSERT_LT(shares[l].keys, shares[l].dense_keys);
+      ASSERT_EQ(shares[l].keys, wanted[l].keys);
+      ASSERT_EQ(shares[l].dense_keys, wanted[l].dense_keys);
+      ASSERT_NEAR(shares[l].mass, wanted[l].mass, 1e-6 * wanted[l].mass);  // a sum in any order
+    }
+  };
+  EXPECT_GT(fail_each(Calls::making, attempt), 3);
+  EXPECT_GT(fail_each(Calls::any, attempt), 100);
+}
+
 /// A session's life, each part again where it fails; made anew where it can not be.
 TEST_P(FailingCallsOf, ASession) {
   TOPKV_NEEDS_GPU();
