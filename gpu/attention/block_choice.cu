@@ -478,11 +478,12 @@ struct ChoiceSizes {
     samples = sampled_tokens * (q_heads / heads.kv_heads);
     sample_tiles = (samples - 1) / least_tile_samples + 1;
     blocks = (tokens + key_block - 1) / key_block;
-    const std::int64_t sinks = (always.sinks + key_block - 1) / key_block;
-    const std::int64_t local = (always.window + query_block) / key_block + 2;
+    const std::int64_t sinks = (std::min(always.sinks, tokens) + key_block - 1) / key_block;
+    const std::int64_t local = (std::min(always.window, tokens) + query_block) / key_block + 2;
     const std::int64_t most = budget.most / key_block;
-    listed = sinks + local + most;
-    entries = sinks + local + std::min(blocks, candidate_factor * most);
+    // No list is longer than the text, whatever the window is.
+    listed = std::min(blocks, sinks + local + most);
+    entries = std::min(blocks, sinks + local + candidate_factor * most);
   }
 };
 

@@ -50,12 +50,12 @@ DeviceRows LayerRows::load(const LayerHeads& heads, std::span<const RowsView> ro
   loaded.keys = rows_;
   loaded.values = heads.keys_are_values ? rows_ : rows_ + tokens_ * heads.head_dim;
   used_.block(in_blocks(dtype_.keys) ? unpacks_ : copies_);
-  inject_copy_delay(copies_);
   if (in_blocks(dtype_.keys)) {
     for (std::int64_t begin = 0; begin < count; begin += slot_rows)
       unpack(heads, rows, {begin, std::min(begin + slot_rows, count)}, stored, loaded);
     loaded_.record(unpacks_);
   } else {
+    inject_copy_delay(copies_);
     for (std::int64_t head = 0; count > 0 && head < heads.kv_heads; ++head) {
       const RowsView& from = rows[static_cast<std::size_t>(head)];
       copy(from.keys, {0, count}, rows_ + head * loaded.head_stride);
@@ -84,6 +84,7 @@ void LayerRows::unpack(const LayerHeads& heads, std::span<const RowsView> rows,
   Slot& slot = slots_[next_];
   next_ = (next_ + 1) % slots;
   slot.used.block(copies_);
+  inject_copy_delay(copies_);
   for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
     const RowsView& from = rows[static_cast<std::size_t>(head)];
     copy(from.keys, range, slot.data + head * head_bytes);

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "src/device/compute_device.h"
+#include "tests/gpu/faults_guard.h"
 #include "tests/support/block_choice_reference.h"
 #include "tests/support/token_stream.h"
 #include "topkv/context.h"
@@ -333,6 +335,84 @@ TEST(CudaSparsePrefill, OverManyBlocksIsThatOfTheHost) {
     EXPECT_EQ(here.shares[0].keys, there.shares[0].keys) << dim;
     EXPECT_NEAR(here.shares[0].mass / there.shares[0].mass, 1, 0.01) << dim;
   }
+}
+
+// Two layers, so that the rows of one must not be used for the other. With rows in blocks, each
+// slot that they are copied to is used again.
+struct DelayedCase {
+  const char* dtype;
+  std::int64_t tokens, chunk;
+  std::vector<std::int64_t> row_layer = {};  // one layer's rows for both: some have just left
+
+  TokenStream stream(unsigned seed) const {
+    AttentionShape shape;
+    shape.layers = 2;
+    shape.q_heads = 3;
+    shape.kv_heads = 1;
+    shape.head_dim = 64;
+    shape.row_layer = row_layer;
+    return {shape, tokens, seed};
+  }
+  SparseRun run(const Place& place, const TokenStream& stream) const {
+    const PrefillAttention attention = sparse_attention({.window = 70, .sinks = 5, .most = 256});
+    return {place, stream, attention, chunk, KvDType::parse(dtype)};
+  }
+};
+
+std::vector<DelayedCase> delayed_cases() {
+  return {{"bf16", 1300, 300}, {"bf16", 1300, 300, {0, 0}}, {"q8", 60000, 20000}};
+}
+
+TEST(CudaSparsePrefill, DelayedCopiesChangeNothing) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const DelayedCase& c : delayed_cases()) {
+    const TokenStream stream = c.stream(40);
+    // The delayed run comes first: memory that is used again may still hold the right rows.
+    const auto delayed = [&] {
+      const ::test::InjectedFaults late(2000, false);
+      return c.run(place, stream);
+    }();
+    const SparseRun usual = c.run(place, stream);
+    EXPECT_EQ(delayed.out, usual.out) << c.dtype;
+    EXPECT_EQ(delayed.lse, usual.lse) << c.dtype;
+    EXPECT_EQ(delayed.shares[1].keys, usual.shares[1].keys) << c.dtype;
+    EXPECT_LT(usual.shares[1].keys, usual.shares[1].dense_keys) << "no token had a choice";
+  }
+}
+
+TEST(CudaSparsePrefill, WithoutItsWaitsDelayedCopiesAreSeen) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const DelayedCase& c : delayed_cases()) {
+    const TokenStream stream = c.stream(50);  // other tokens than above
+    std::vector<std::vector<float>> out;
+    try {
+      const ::test::InjectedFaults late(2000, true);
+      out = c.run(place, stream).out;
+    } catch (const InvalidArgument&) {  // rows may be anything
+    }
+    EXPECT_NE(out, c.run(place, stream).out) << "the test above could not see a missing wait";
+  }
+}
+
+TEST(CudaSparsePrefill, TakesNoMemoryForBlocksThatTheTextLacks) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream = delayed_cases()[0].stream(60);
+  const auto bytes = [&](std::int64_t window, std::int64_t sinks) {
+    const PrefillVisibility visible(2, LayerVisibility({window, sinks}, {.most = 8192}));
+    return place.compute().prefill_attention_bytes(stream.shape, visible, {}, 2048, stream.total);
+  };
+  const std::int64_t whole = bytes(stream.total, stream.total);
+  EXPECT_LE(bytes(64, 0), whole);
+  EXPECT_EQ(bytes(131072, 4), whole);
+  EXPECT_EQ(bytes(std::int64_t{1} << 40, std::int64_t{1} << 40), whole);
+  const SparseRun dense(place, stream, {}, 300);
+  const SparseRun all(place, stream,
+                      sparse_attention({.window = std::int64_t{1} << 40, .sinks = 4, .most = 64}),
+                      300);
+  EXPECT_EQ(all.out, dense.out);
 }
 
 TEST(CudaSparsePrefill, RefusesHeadsThatItDoesNotKnow) {
