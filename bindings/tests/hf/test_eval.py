@@ -157,6 +157,42 @@ def test_models_with_sliding_windows_answer_alike_with_all_rows(tokenizer, metho
     assert texts[0] == texts[1] == texts[2] != ""
 
 
+def test_texts_are_read_as_the_prefill_says(model, tokenizer, tmp_path, monkeypatch):
+    freeze = topkv.hf.TopkCache.freeze
+    read = []
+
+    def watched(cache, index=None):
+        read.append(freeze(cache, index).context.keys(5, 0))
+        return cache
+
+    monkeypatch.setattr(topkv.hf.TopkCache, "freeze", watched)
+    ways = {
+        "dense": {},
+        "all": {"prefill": "sparse"},  # as many keys as the text has
+        "auto": {"prefill": "auto"},
+        "window": {"prefill": "window"},
+        "sparse": {"prefill": "sparse", "prefill_keys": 64, "prefill_least": 0},
+        "less": {"prefill": "sparse", "prefill_keys": 64, "prefill_least": 0, "prefill_mass": 0.1},
+    }
+    keys = {}
+    for way, given in ways.items():
+        settings = small(methods="exact", **{"window": 32} | given)
+        read.clear()
+        evaluate(model, tokenizer, settings, output=tmp_path / way, progress=False)
+        keys[way] = read[0]
+        run = json.loads((tmp_path / way / "run.json").read_text())
+        assert run.get("prefill", "dense") == settings.prefill
+        assert ("prefill_keys" in run) == (settings.prefill in ("sparse", "auto"))
+    assert (keys["all"] == keys["dense"]).all() and (keys["auto"] == keys["dense"]).all()
+    off = [abs(keys[way] - keys["dense"]).mean() for way in ("sparse", "less", "window")]
+    assert 0 < off[0] < off[1] < off[2]
+    report = (tmp_path / "sparse" / "report.html").read_text()
+    assert "prefill sparse of up to 64 keys, mass 0.98" in report
+    with pytest.raises(topkv.FileError, match="other settings .*prefill"):
+        again = small(methods="exact", window=32)
+        evaluate(model, tokenizer, again, output=tmp_path / "auto", progress=False)
+
+
 def test_a_run_goes_on_and_takes_more_into_its_folder(model, tokenizer, methods, tmp_path):
     out = tmp_path / "out"
     evaluate(model, tokenizer, small(methods="exact"), output=out, progress=False)
@@ -206,6 +242,10 @@ def test_what_a_failing_method_leaves_is_kept(model, tokenizer, tmp_path):
         ({"lengths": [100]}, topkv.InvalidArgument, "task niah_single_2, length 100: "),
         ({"lengths": [2 * 1024**2]}, topkv.InvalidArgument, "the model was made for 1049600"),
         ({"budgets": [0]}, topkv.InvalidArgument, "budget is 0"),
+        ({"prefill": "full"}, topkv.InvalidArgument, "prefill is 'full'; expected 'auto', 'dense'"),
+        ({"prefill": "sparse", "prefill_keys": 0}, topkv.InvalidArgument, "prefill_keys is 0"),
+        ({"prefill": "auto", "prefill_least": 9000}, topkv.InvalidArgument, "8192 keys, 9000 or more"),
+        ({"prefill": "auto", "prefill_mass": 1.5}, topkv.InvalidArgument, "prefill_mass is 1.5"),
         ({"essays": "nosuch"}, topkv.FileError, "expected a folder"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from topkv.eval.settings import Settings
 
 _EPILOG = """\
-METHODS, as in `topkv eval`: dense (transformers' own cache), codes, streaming, or an index such as
+METHODS, as in `topkv eval`: dense (transformers' own cache, read densely), codes, streaming, or an index such as
 exact; INDEX+TAIL; and FILE.py:CLASS, a method of yours. METHOD@window=N,sinks=N,dense=N,select=HOW sets
 the other options of a method.
 docs/reference/eval.md describes tasks, methods, files, and the methods of a class.
@@ -96,6 +96,14 @@ def parser() -> argparse.ArgumentParser:
         help="chooses rows for each query head or for a group [query_head]")
     add("--kv-host-search", action="store_true",
         help="search on the host although a GPU could, to keep indices out of its memory")
+    add("--prefill", choices=("auto", "dense", "sparse", "window"), default="dense",
+        help="how topkv reads texts: auto is sparse, or dense where that is quicker [dense]")
+    add("--prefill-keys", type=count, default=8192, metavar="N",
+        help="sparse: let tokens choose up to N earlier keys [8192]")
+    add("--prefill-least", type=int, metavar="N",
+        help="sparse: let tokens choose N keys or more [512, or --prefill-keys if that is less]")
+    add("--prefill-mass", type=float, default=0.98, metavar="X",
+        help="sparse: choose no more keys once this share of attention is met [0.98]")
     add("--kv-dtype", metavar="TYPE", help="dtype of topkv's rows: f32, f16, bf16, q8, q8/q4, q4 [the "
         "model's; bf16 on a GPU]")
     add("--device", type=device, metavar="WHERE", help="PyTorch's, as cpu or cuda:1 [a GPU if there is one]")
@@ -125,6 +133,10 @@ def settings_of(flags: argparse.Namespace) -> Settings:
         dense_layers=flags.kv_dense_layers,
         select_by=flags.kv_select,
         host_search=flags.kv_host_search,
+        prefill=flags.prefill,
+        prefill_keys=flags.prefill_keys,
+        prefill_least=flags.prefill_least,
+        prefill_mass=flags.prefill_mass,
         kv_dtype=flags.kv_dtype,
         chunk=flags.chunk,
     )

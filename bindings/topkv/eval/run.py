@@ -40,8 +40,7 @@ class _Text:
             cache = topkv.hf.TopkCache(
                 self._asked.model.config,
                 index="exact",
-                window=self._settings.window,
-                sinks=self._settings.sinks,
+                **self._settings.prefill_options,
                 kv_dtype=self._settings.kv_dtype,
                 max_cache_len=len(self.tokens),
                 progress=False,

@@ -11,7 +11,7 @@ import torch
 
 from topkv import FileError, InvalidArgument
 from topkv.eval import _core
-from topkv.hf.options import integer, row_dtype_name
+from topkv.hf.options import CHOOSING, check_prefill, integer, prefill_options, row_dtype_name
 
 DEFAULT_SAMPLES = 20
 
@@ -25,6 +25,8 @@ class Settings:
     essays, questions: a folder and a file; "": none.
     window, sinks, dense_layers, select_by: for methods that do not set them.
     host_search: for all indices.
+    prefill, prefill_keys, prefill_least, prefill_mass: how a TopkCache reads each text, as in
+    TopkCache. Its window and sinks are those above. The method dense reads densely in any case.
     kv_dtype: dtype of topkv's rows; None: the default of TopkCache.
     chunk: tokens that the model reads at a time.
     """
@@ -43,8 +45,17 @@ class Settings:
     dense_layers: int = 0
     select_by: str = "query_head"
     host_search: bool = False
+    prefill: str = "dense"
+    prefill_keys: int = 8192
+    prefill_least: int | None = None
+    prefill_mass: float = 0.98
     kv_dtype: str | torch.dtype | None = None
     chunk: int = 2048
+
+    @property
+    def prefill_options(self) -> dict[str, Any]:
+        """The options of TopkCache that say how it reads a text."""
+        return prefill_options(vars(self))
 
     @property
     def sample_count(self) -> int:
@@ -68,6 +79,7 @@ def checked(settings: Settings) -> Settings:
     for name, lowest in least.items():
         if getattr(settings, name) is not None:
             integer(name, getattr(settings, name), lowest)
+    check_prefill(settings.prefill_options)
     if settings.essays and not Path(settings.essays).is_dir():
         raise FileError(f"{settings.essays}: expected a folder of *.txt and *.md files")
     tasks = _core.parse_tasks(",".join(settings.tasks))
@@ -108,8 +120,14 @@ def configuration(
         made["questions"] = path(settings.questions)
     for name in ("window", "sinks", "dense_layers", "select_by", "kv_dtype", "chunk"):
         made[name] = getattr(settings, name)
-    if settings.host_search:  # runs from before there was such a choice go on
+    # Runs from before there was such a choice go on.
+    if settings.host_search:
         made["host_search"] = True
+    if settings.prefill != "dense":
+        made["prefill"] = settings.prefill
+    if settings.prefill in CHOOSING:
+        for name in ("prefill_keys", "prefill_least", "prefill_mass"):
+            made[name] = getattr(settings, name)
     return made | facts
 
 
@@ -120,6 +138,10 @@ def in_words(settings: Settings) -> str:
         words += ", found by the host"
     if settings.dense_layers:
         words += f", first {settings.dense_layers} layers dense"
+    if settings.prefill != "dense":
+        words += f"; prefill {settings.prefill}"
+    if settings.prefill in CHOOSING:
+        words += f" of up to {settings.prefill_keys} keys, mass {settings.prefill_mass:g}"
     if settings.kv_dtype:
         words += f"; rows {settings.kv_dtype}"
     return f"{words}; prose {settings.essays or 'generated'}; seed {settings.seed}"

@@ -146,6 +146,30 @@ SAVED = (
 )
 
 
+def prefill_options(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a prefill, by their names in TopkCache and ContextBuilder: its mode, window and
+    sinks, and those of CHOOSING."""
+    return {
+        "prefill": text("prefill", given["prefill"]),
+        "window": integer("window", given["window"], 1),
+        "sinks": integer("sinks", given["sinks"], 0),
+        **{name: checked(name, given[name]) for name, checked in _CHOICE.items()},
+    }
+
+
+def _builder(
+    prefill: dict[str, Any], shape: topkv.AttentionShape, dtype: str = "f32"
+) -> topkv.ContextBuilder:
+    """A builder with these options of a prefill and room for a token, which refuses what cannot be."""
+    mode = "sparse" if prefill["prefill"] == "auto" else prefill["prefill"]
+    return topkv.ContextBuilder(shape, capacity=1, dtype=dtype, **prefill | {"prefill": mode})
+
+
+def check_prefill(prefill: dict[str, Any]) -> None:
+    """Raises InvalidArgument for options of a prefill that no text can be read with."""
+    _builder(prefill, topkv.AttentionShape(layers=1, q_heads=1, kv_heads=1, head_dim=64))
+
+
 def saved_options(options: Options) -> dict[str, Any]:
     """The values of SAVED that the cache used."""
     prefill = options.prefill
@@ -204,8 +228,7 @@ def check(options: Options) -> Options:
             'prefill="sparse" with shard="sequence": a rank has only the rows of its own part to choose '
             'from; give "dense"'
         )
-    prefill = options.prefill | {"prefill": "sparse" if mode == "auto" else mode}
-    builder = topkv.ContextBuilder(shape, capacity=1, dtype=options.kv_dtype or "f32", **prefill)
+    builder = _builder(options.prefill, shape, options.kv_dtype or "f32")
     row = torch.zeros(1, 1, 64)
     for layer in range(options.layers):
         builder.append(layer, row, None if options.has_latents else row)
@@ -244,12 +267,7 @@ def make_options(layers: int, given: dict[str, Any], has_latents: bool) -> Optio
         Options(
             layers=layers,
             has_latents=has_latents,
-            prefill={
-                "prefill": text("prefill", given["prefill"]),
-                "window": session["window"],
-                "sinks": session["sinks"],
-                **{name: checked(name, given[name]) for name, checked in _CHOICE.items()},
-            },
+            prefill=prefill_options(given),
             session=session,
             kv_dtype=row_dtype_name(given["kv_dtype"]),
             max_cache_len=integer("max_cache_len", given["max_cache_len"], 0),
