@@ -18,7 +18,11 @@ constexpr std::int64_t pieces_at_once = 128;  // whose scores there is memory fo
 constexpr std::int64_t most_budget = 65536;   // keys: 32 KiB of shared memory for entries
 constexpr int bins = 256;
 constexpr int least_tile_samples = 64;
-constexpr std::int64_t most_group = 128;  // query heads: 8 KiB of shared memory for samples
+constexpr std::int64_t most_group = 128;  // query heads: 16 KiB of shared memory for samples
+
+// Of a block that chooses, at most.
+constexpr int most_shared_bytes = static_cast<int>(
+    8 * (candidate_factor * most_budget / key_block + sampled_tokens * most_group));
 
 template <class T>
 struct BlockScorer;
@@ -669,6 +673,7 @@ void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const D
   task.sinks = static_cast<int>(std::min<std::int64_t>(always.sinks, 1 << 30));
   task.most = static_cast<int>(budget.most / key_block);
   task.least = static_cast<int>(budget.least / key_block);
+  task.without_choice = static_cast<int>(budget.without_choice() / key_block);
   task.mass = budget.mass;
   task.scale = attention.scale;
   task.scale_log2 = attention.scale_log2;
@@ -686,6 +691,9 @@ void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const D
   const std::int64_t chunk =
       step.chunk_len > 0 ? (queries.first + queries.tokens - 1) / step.chunk_len : 0;
   const int forms = chunk == 0 ? 1 : chunk == 1 || !step.has_far ? 2 : 3;
+  static_assert(most_shared_bytes <= 99 * 1024, "what a block of sm_86, sm_89 and sm_120 may have");
+  thread_local int prepared = -1;
+  prepare(choose_kernel, most_shared_bytes, prepared);
   int size = 1;
   while (size < std::min<std::int64_t>(sizes.blocks, candidate_factor * task.most)) size *= 2;
   const auto all = static_cast<int>(

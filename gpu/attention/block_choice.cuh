@@ -38,6 +38,7 @@ struct ChoiceTask {
   int tokens, q_heads, kv_heads, group;
   int window, sinks;
   int most, least;  ///< blocks
+  int without_choice;
   double mass;
   float scale, scale_log2, cap, cap_rate;
 };
@@ -76,7 +77,7 @@ struct Piece {
   }
   __device__ __forceinline__ int candidates() const { return local - sinks; }
   __device__ __forceinline__ bool chooses(const ChoiceTask& task) const {
-    return candidates() > task.most;
+    return candidates() > task.without_choice;
   }
   __device__ __forceinline__ int sampled() const {
     return min(end - begin, static_cast<int>(sampled_tokens));

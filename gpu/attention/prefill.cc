@@ -277,11 +277,11 @@ class CudaPrefill final : public DevicePrefill {
     if (step.layer == last_layer_) end_chunk();
   }
 
-  /// Whether a token has more keys before its window than it may choose.
+  /// Whether a token chooses among the keys before its window.
   bool has_choice(std::int64_t layer, std::int64_t position) const {
     const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
     const ForcedBlocks forced(position, seen.window.window, seen.window.sinks);
-    return seen.chooses() && forced.candidates() * key_block > seen.blocks.most;
+    return seen.chooses() && forced.candidates() * key_block > seen.blocks.without_choice();
   }
 
   /// What is known here of what the tokens of a step attend.

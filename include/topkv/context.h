@@ -57,16 +57,18 @@ struct PrefillAttention {
   std::int64_t window = 1024;
   std::int64_t sinks = 4;  ///< window and sparse mode: first tokens attended
   /// sparse mode: keys that a block of tokens chooses at most, for each KV head. Rounded up to a
-  /// multiple of 64. A block with no more keys before its window attends them all.
+  /// multiple of 64
   std::int64_t keys = 8192;
-  /// sparse mode: keys that a block chooses at least. Rounded up to a multiple of 64
+  /// sparse mode: keys that a block chooses at least. Rounded up to a multiple of 64. A block with
+  /// no more keys between its sinks and its window attends them all; with a mass of 1, a block with
+  /// no more than `keys`.
   std::int64_t least_keys = 512;
   /// sparse mode: the share of attention to meet, above 0 and up to 1. A block of tokens chooses no
   /// more keys once its sampled queries meet this share. 1: it always chooses `keys` keys.
   double mass = 0.98;
   /// sparse mode: computes the share of attention that sampled tokens meet (PrefillShare::mass)
   /// from their scores with all earlier keys, in place of an estimate. Tokens attend the same keys.
-  /// It takes a sixteenth of the scores of a dense prefill. The host alone has it.
+  /// It takes an eighth of the scores of a dense prefill. The host alone has it.
   bool measure = false;
 };
 

@@ -11,7 +11,7 @@ inline constexpr std::int64_t query_block = 128;
 /// Positions of a block of keys. Blocks begin at multiples of it.
 inline constexpr std::int64_t key_block = 64;
 /// Tokens of a block of queries that choose for it.
-inline constexpr std::int64_t sampled_tokens = 8;
+inline constexpr std::int64_t sampled_tokens = 16;
 /// Blocks of keys that the first look leaves, for each that may be chosen.
 inline constexpr std::int64_t candidate_factor = 4;
 
@@ -25,6 +25,9 @@ struct BlockBudget {
   /// Whether the share that was met is computed from all keys, on the host. The choice stays as it
   /// is.
   bool measure = false;
+
+  /// A block of queries with this many keys to choose from, or fewer, attends them all.
+  constexpr std::int64_t without_choice() const { return mass < 1 ? least : most; }
 };
 
 }  // namespace topkv

@@ -14,6 +14,13 @@ namespace {
 
 constexpr std::int64_t blocks_at_once = 4;  // of keys, for one matrix product
 
+std::vector<std::int64_t> every(std::int64_t begin, std::int64_t end) {
+  std::vector<std::int64_t> blocks(
+      static_cast<std::size_t>(std::max<std::int64_t>(0, end - begin)));
+  std::iota(blocks.begin(), blocks.end(), begin);
+  return blocks;
+}
+
 /// log(exp(a) + exp(b)).
 float add_logs(float a, float b) {
   const float high = std::max(a, b);
@@ -103,6 +110,10 @@ std::vector<std::int64_t> first_look(const Samples& samples, const ForcedBlocks&
                                      std::int64_t most, const float* means, std::int64_t dim,
                                      ChoiceScratch& s, std::vector<float>& unseen) {
   const std::int64_t n = forced.candidates();
+  if (n <= most) {
+    unseen.assign(static_cast<std::size_t>(samples.count()), empty_lse);
+    return every(forced.sinks, forced.local);
+  }
   s.means.resize(static_cast<std::size_t>(samples.count() * n));
   s.shares.assign(static_cast<std::size_t>(n), 0.0F);
   samples.each_pass(forced.sinks, forced.local, [&](std::int64_t begin, std::int64_t end) {
@@ -117,10 +128,9 @@ std::vector<std::int64_t> first_look(const Samples& samples, const ForcedBlocks&
   }
   std::vector<std::int64_t> kept(static_cast<std::size_t>(n));
   std::iota(kept.begin(), kept.end(), std::int64_t{0});
-  const std::int64_t count = std::min(n, most);
-  std::nth_element(kept.begin(), kept.begin() + count - 1, kept.end(), by_falling(s.shares));
+  std::nth_element(kept.begin(), kept.begin() + most - 1, kept.end(), by_falling(s.shares));
   const std::span<const std::int64_t> left =
-      std::span(kept).subspan(static_cast<std::size_t>(count));
+      std::span(kept).subspan(static_cast<std::size_t>(most));
   for (std::int64_t i = 0; i < samples.count(); ++i) {
     float sum = 0;
     for (const std::int64_t block : left) sum += s.means[static_cast<std::size_t>(i * n + block)];
@@ -128,7 +138,7 @@ std::vector<std::int64_t> first_look(const Samples& samples, const ForcedBlocks&
                                    std::log(static_cast<float>(key_block) * sum)
                              : empty_lse);
   }
-  kept.resize(static_cast<std::size_t>(count));
+  kept.resize(static_cast<std::size_t>(most));
   std::ranges::sort(kept);
   for (std::int64_t& block : kept) block += forced.sinks;
   return kept;
@@ -180,13 +190,6 @@ void second_look(const Samples& samples, std::span<const std::int64_t> blocks, c
   }
 }
 
-std::vector<std::int64_t> every(std::int64_t begin, std::int64_t end) {
-  std::vector<std::int64_t> blocks(
-      static_cast<std::size_t>(std::max<std::int64_t>(0, end - begin)));
-  std::iota(blocks.begin(), blocks.end(), begin);
-  return blocks;
-}
-
 /// The mean over samples of the share of their attention that keys of `chosen` blocks have: every
 /// key before `end` is met.
 double measured_mass(const Samples& samples, std::span<const std::int64_t> chosen,
@@ -223,7 +226,7 @@ ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forc
                            std::span<const float> means) {
   const std::int64_t end = queries.first() + queries.tokens();
   const std::int64_t last = (end - 1) / key_block;
-  if (forced.candidates() * key_block <= budget.most) return {every(0, last + 1), 1};
+  if (forced.candidates() * key_block <= budget.without_choice()) return {every(0, last + 1), 1};
   thread_local ChoiceScratch s;
   const Samples samples(queries);
   std::vector<float> total;  // lse of all keys of a sample: unseen ones first

@@ -195,7 +195,7 @@ TEST(SparsePrefill, WithABudgetAboveTheTextIsDenseBitForBit) {
   ContextBuilder all = sparse_builder(stream, {});
   give_tokens(all, stream, 0, stream.total, 200, dense);
   ContextBuilder builder =
-      sparse_builder(stream, sparse({.window = 70, .sinks = 5, .most = 900, .mass = 0.5}));
+      sparse_builder(stream, sparse({.window = 70, .sinks = 5, .most = 900}));
   give_tokens(builder, stream, 0, stream.total, 200, chosen);
   EXPECT_EQ(chosen.out, dense.out);
   EXPECT_EQ(chosen.lse, dense.lse);

@@ -50,7 +50,7 @@ inline ReferenceChoice reference_choice(const TokenStream& stream, std::int64_t 
       std::max(sinks, std::max<std::int64_t>(0, begin - rules.window + 1) / 64);
   ReferenceChoice choice;
   const std::int64_t candidates = local - sinks;
-  if (candidates * 64 <= rules.most) {
+  if (candidates * 64 <= (rules.mass < 1 ? rules.least : rules.most)) {
     for (std::int64_t b = 0; b <= last; ++b) choice.blocks.insert(b);
     return choice;
   }
@@ -59,8 +59,8 @@ inline ReferenceChoice reference_choice(const TokenStream& stream, std::int64_t 
   };
   std::vector<Sample> samples;
   const std::int64_t n = end - begin;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(8, n); ++i) {
-    const std::int64_t token = begin + (n <= 8 ? i : (2 * i + 1) * n / 16);
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(16, n); ++i) {
+    const std::int64_t token = begin + (n <= 16 ? i : (2 * i + 1) * n / 32);
     for (std::int64_t g = 0; g < shape.group(); ++g)
       samples.push_back({token, kv_head * shape.group() + g});
   }

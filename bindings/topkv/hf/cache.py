@@ -61,8 +61,7 @@ class TopkCache(CacheCalls):
         128 tokens chooses for itself. "auto": "sparse", but "dense" on a CUDA device for a text that
         is known to be so short that this is quicker (``topkv.resolve_prefill``), and with `shard`.
         A text's length is known from ``generate`` or `max_cache_len`.
-      prefill_keys: with "sparse", the most keys that a block of tokens chooses. A text of no more
-        tokens is read densely.
+      prefill_keys: with "sparse", the most keys that a block of tokens chooses.
       prefill_least: with "sparse", the fewest; None: 512, or prefill_keys if that is less.
       prefill_mass: with "sparse", no more keys are chosen once this share of attention is met; 1:
         always prefill_keys.

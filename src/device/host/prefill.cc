@@ -101,7 +101,7 @@ class HostPrefill final : public DevicePrefill {
     if (const LayerVisibility& visible = this->visible(step.layer); visible.chooses()) {
       const ForcedBlocks last(queries.first + queries.tokens - 1, visible.window.window,
                               visible.window.sinks);
-      if (last.candidates() * key_block > visible.blocks.most)
+      if (last.candidates() * key_block > visible.blocks.without_choice())
         return attend_chosen(step, passes, queries, end, out);
       add_dense(step.layer, queries.first, queries.tokens);
     }

@@ -259,7 +259,7 @@ TEST_P(SparsePrefillOn, WithABudgetAboveTheTextIsDenseBitForBit) {
   const TokenStream stream(shape, 1500);
   const SparseRun dense(place, stream, {}, 512);
   const SparseRun all(place, stream,
-                      sparse_attention({.window = 70, .sinks = 5, .most = 1536, .mass = 0.5}), 512);
+                      sparse_attention({.window = 70, .sinks = 5, .most = 1536}), 512);
   EXPECT_EQ(all.out, dense.out);
   EXPECT_EQ(all.lse, dense.lse);
   EXPECT_EQ(all.shares[0].keys, all.shares[0].dense_keys);
