@@ -77,18 +77,22 @@ void bind_builder(py::module_& module) {
   module.def(
       "resolve_prefill",
       [](const std::string& prefill, std::int64_t tokens, const py::object& device,
-         std::int64_t chunk_len) {
-        AttentionShape shape;
-        shape.chunk_len = chunk_len;
-        return name_of(resolve_prefill({.mode = parse_prefill(prefill)}, shape, tokens,
-                                       device_of(device).is_cuda())
+         const AttentionShape* shape, std::int64_t keys) {
+        const PrefillAttention attention{.mode = parse_prefill(prefill), .keys = keys};
+        return name_of(resolve_prefill(attention, shape != nullptr ? *shape : AttentionShape(),
+                                       tokens, device_of(device).is_cuda())
                            .mode);
       },
       py::arg("prefill"), py::arg("tokens"), py::arg("device") = py::none(), py::kw_only(),
-      py::arg("chunk_len") = 0,
+      py::arg("shape") = py::none(), py::arg("keys") = PrefillAttention().keys,
       "The prefill of a text of `tokens` tokens: \"sparse\" or \"dense\" for \"auto\", and the "
       "same "
-      "name for others. chunk_len: as in AttentionShape.");
+      "name for others.\n\n"
+      "shape: of the model's attention; None: any that has a sparse prefill. keys: prefill_keys of "
+      "the ContextBuilder.\n\n"
+      "Raises Unsupported for \"sparse\" if the device has no sparse prefill of this shape and "
+      "this "
+      "number of keys. \"auto\" is dense then.");
   py::class_<Builder> type(
       module, "ContextBuilder",
       "Collects the rows of a context as the network produces them. One thread at a time.\n\n"

@@ -106,15 +106,21 @@ def test_a_mode_is_one_of_four():
     with pytest.raises(topkv.InvalidArgument, match="'auto' without the length of the text"):
         topkv.ContextBuilder(shape, TOKENS, prefill="auto")
     chunks = topkv.AttentionShape(LAYERS, Q_HEADS, KV_HEADS, DIM, chunk_len=100)
-    with pytest.raises(topkv.InvalidArgument, match="chunks of 100 tokens; expected a multiple of 128"):
+    with pytest.raises(topkv.Unsupported, match="chunks of 100 tokens; expected a multiple of 128"):
         topkv.ContextBuilder(chunks, TOKENS, prefill="sparse")
 
 
-def test_auto_depends_on_the_chunks():
+def test_auto_depends_on_the_shape():
+    def shape(chunk_len=0):
+        return topkv.AttentionShape(LAYERS, Q_HEADS, KV_HEADS, DIM, chunk_len=chunk_len)
+
     assert topkv.resolve_prefill("auto", 10, "cpu") == "sparse"
     assert topkv.resolve_prefill("auto", 1 << 20, "cpu") == "sparse"
-    assert topkv.resolve_prefill("auto", 1 << 20, "cpu", chunk_len=100) == "dense"
-    assert topkv.resolve_prefill("auto", 1 << 20, "cpu", chunk_len=8192) == "sparse"
+    assert topkv.resolve_prefill("auto", 1 << 20, "cpu", shape=shape(), keys=1 << 20) == "sparse"
+    assert topkv.resolve_prefill("auto", 1 << 20, "cpu", shape=shape(100)) == "dense"
+    assert topkv.resolve_prefill("auto", 1 << 20, "cpu", shape=shape(8192)) == "sparse"
+    with pytest.raises(topkv.Unsupported, match="chunks of 100 tokens; expected a multiple of 128"):
+        topkv.resolve_prefill("sparse", 1 << 20, "cpu", shape=shape(100))
     for mode in ("dense", "window", "sparse"):
         assert topkv.resolve_prefill(mode, 1 << 20, "cpu") == mode
     with pytest.raises(topkv.InvalidArgument, match="prefill is 'full'"):

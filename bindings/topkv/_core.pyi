@@ -262,7 +262,12 @@ class PrefillShare:
     def keys(self) -> float: ...
 
 def resolve_prefill(
-    prefill: str, tokens: int, device: Device | str | None = None, *, chunk_len: int = 0
+    prefill: str,
+    tokens: int,
+    device: Device | str | None = None,
+    *,
+    shape: AttentionShape | None = None,
+    keys: int = 8192,
 ) -> str:
     """The prefill of a text of `tokens` tokens: "sparse" or "dense" for "auto"."""
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 
 #include "gpu/attention/attention_parts.cuh"
 #include "gpu/attention/block_choice.cuh"
@@ -8,21 +7,19 @@
 #include "gpu/attention/block_looks.cuh"
 #include "gpu/runtime/kernel_parts.cuh"
 #include "src/device/pieces.h"
-#include "topkv/error.h"
 
 namespace topkv::gpu {
 namespace {
 
 constexpr int choosing_threads = 256;         // of a block that chooses
 constexpr std::int64_t pieces_at_once = 128;  // whose scores there is memory for
-constexpr std::int64_t most_budget = 65536;   // keys: 32 KiB of shared memory for entries
 constexpr int bins = 256;
 constexpr int least_tile_samples = 64;
-constexpr std::int64_t most_group = 128;  // query heads: 16 KiB of shared memory for samples
 
-// Of a block that chooses, at most.
-constexpr int most_shared_bytes = static_cast<int>(
-    8 * (candidate_factor * most_budget / key_block + sampled_tokens * most_group));
+// Of a block that chooses, at most: entries and samples.
+constexpr int most_shared_bytes =
+    static_cast<int>(8 * (candidate_factor * most_chosen_keys_on_cuda / key_block +
+                          sampled_tokens * most_choosing_heads_on_cuda));
 
 template <class T>
 struct BlockScorer;
@@ -601,26 +598,6 @@ void attend_listed(std::int64_t head_dim, const ListedAttention& of, const Choic
 
 }  // namespace
 
-void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudget& budget) {
-  const std::int64_t group = q_heads / heads.kv_heads;
-  if (group > most_group) {
-    throw Unsupported("a sparse prefill with " + std::to_string(group) +
-                      " query heads for each KV head on a CUDA device; expected at most " +
-                      std::to_string(most_group) +
-                      "; take a dense or window prefill, or the host (--device cpu)");
-  }
-  if (budget.measure) {
-    throw Unsupported(
-        "a sparse prefill that measures what it meets on a CUDA device; leave the measuring out "
-        "for "
-        "an estimate, or take the host (--device cpu)");
-  }
-  if (budget.most > most_budget) {
-    throw Unsupported("a sparse prefill of up to " + std::to_string(budget.most) +
-                      " keys on a CUDA device; expected at most " + std::to_string(most_budget));
-  }
-}
-
 std::int64_t choice_bytes(const LayerHeads& heads, std::int64_t q_heads,
                           const DeviceVisibility& always, const BlockBudget& budget,
                           std::int64_t chunk, std::int64_t tokens) {
@@ -632,7 +609,6 @@ void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const D
                        const ChoiceMemory& memory, const PartialView& partial, ShareSums* sums,
                        cudaStream_t stream) {
   const QueryView<__nv_bfloat16>& queries = step.own;
-  check_choice(heads, queries.heads, budget);
   const AttentionTask attention =
       attention_task(heads, queries, rows, {true}, partial, Into::overwrite);
   const ChoiceSizes sizes(heads, queries.heads, always, budget, memory.chunk, memory.tokens);

@@ -14,10 +14,6 @@
 
 namespace topkv::gpu {
 
-/// Throws Unsupported for heads and budgets that choose_and_attend does not take: groups of more
-/// than 128 query heads, budgets of more than 65,536 keys, and budgets that measure.
-void check_choice(const LayerHeads& heads, std::int64_t q_heads, const BlockBudget& budget);
-
 /// Returns the device memory that choose_and_attend takes for steps of `chunk` tokens in texts of
 /// up to `tokens` tokens.
 std::int64_t choice_bytes(const LayerHeads& heads, std::int64_t q_heads,
@@ -50,7 +46,11 @@ struct StepQueries {
 /// Lets the queries choose, and overwrites `partial` with their attention, [tokens, q_heads] heads.
 /// rows: of positions 0 to that of the last token; those of a head are contiguous. always: the
 /// window and the sinks that tokens attend in any case. sums: is added to. Asynchronous on the
-/// stream. Throws as check_choice does.
+/// stream.
+///
+/// REQUIRES: groups of at most most_choosing_heads_on_cuda query heads (16 KiB of shared memory for
+/// samples); a budget of at most most_chosen_keys_on_cuda keys (32 KiB for entries) that does not
+/// measure.
 void choose_and_attend(const LayerHeads& heads, const StepQueries& step, const DeviceRows& rows,
                        const DeviceVisibility& always, const BlockBudget& budget,
                        const ChoiceMemory& memory, const PartialView& partial, ShareSums* sums,

@@ -155,7 +155,6 @@ class CudaPrefill final : public DevicePrefill {
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
     check_supported(shape);
-    check_choices();
     if (!device.takes_rows(store.dtype())) {
       throw Unsupported(
           fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
@@ -219,13 +218,6 @@ class CudaPrefill final : public DevicePrefill {
   }
 
  private:
-  void check_choices() const {
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
-      if (seen.chooses()) check_choice(heads(layer), shape_.q_heads, seen.blocks);
-    }
-  }
-
   /// True when all that was begun has ended well.
   bool wait_for_streams() {
     const bool copied = tiles_.wait() & layer_rows_.wait();

@@ -75,9 +75,14 @@ struct PrefillAttention {
 /// Returns the attention with a mode that is not automatic. A text of `tokens` tokens is read:
 /// - on the host: sparse, which is dense up to `keys` and `window` tokens;
 /// - on a CUDA device: dense up to 32,768 tokens, and sparse beyond;
-/// - dense on both, if AttentionShape::chunk_len is not a multiple of 128.
+/// - dense, if the device has no sparse prefill of this shape.
 ///
-/// Any other mode stays.
+/// Any other mode stays. A sparse prefill needs:
+/// - an AttentionShape::chunk_len that is 0 or a multiple of 128;
+/// - on a CUDA device, at most 128 query heads for each KV head in layers that attend all tokens;
+/// - on a CUDA device, `keys` of at most 65,536, and no `measure`.
+///
+/// Throws Unsupported for a mode that is sparse, or becomes sparse, without what it needs.
 PrefillAttention resolve_prefill(PrefillAttention attention, const AttentionShape& shape,
                                  std::int64_t tokens, bool on_cuda);
 

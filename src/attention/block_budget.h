@@ -15,6 +15,11 @@ inline constexpr std::int64_t sampled_tokens = 16;
 /// Blocks of keys that the first look leaves, for each that may be chosen.
 inline constexpr std::int64_t candidate_factor = 4;
 
+/// Query heads of a KV head that choose together on a CUDA device, at most.
+inline constexpr std::int64_t most_choosing_heads_on_cuda = 128;
+/// BlockBudget::most on a CUDA device, at most.
+inline constexpr std::int64_t most_chosen_keys_on_cuda = 65536;
+
 /// How many keys a block of queries chooses, beside its window and sinks.
 struct BlockBudget {
   std::int64_t most = 0;   ///< keys, a multiple of key_block; 0: nothing is chosen

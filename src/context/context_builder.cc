@@ -44,17 +44,11 @@ struct ContextBuilder::State {
   State(AttentionShape s, ContextOptions o, const Device& where)
       : shape(std::move(s)), options(std::move(o)), device(where) {
     shape.check();
-    visible = prefill_visibility(shape, options.attention);
+    visible = prefill_visibility(shape, options.attention, device.is_cuda());
     if (!device.compute()->takes_rows(options.dtype)) {
       throw InvalidArgument(
           fmt::format("a context on a CUDA device keeps its rows in bf16, q8 or q4, not {}",
                       options.dtype.name()));
-    }
-    if (options.attention.mode == Prefill::sparse && options.attention.measure &&
-        device.is_cuda()) {
-      throw Unsupported(
-          "the measured share of attention of a sparse prefill on a CUDA device; the host "
-          "(--device cpu) has it, both have an estimate");
     }
     check_key_bias(shape, options.key_bias);
     bias = std::make_shared<const std::vector<float>>(std::move(options.key_bias));

@@ -25,8 +25,16 @@ BlockBudget budget(const PrefillAttention& attention) {
   return {whole(attention.keys), whole(attention.least_keys), attention.mass, attention.measure};
 }
 
-/// Whether chunks of dual chunk attention begin at blocks of queries.
-bool can_choose(const AttentionShape& shape) { return shape.chunk_len % query_block == 0; }
+/// Throws Unsupported for what cannot be done in sparse mode.
+void check_sparse(const AttentionShape& shape, const PrefillAttention& attention, bool on_cuda) {
+  if (const std::string refusal = sparse_refusal(shape, attention, on_cuda); !refusal.empty())
+    throw Unsupported(refusal);
+  if (attention.measure && on_cuda) {
+    throw Unsupported(
+        "the measured share of attention of a sparse prefill on a CUDA device; the host "
+        "(--device cpu) has it, both have an estimate");
+  }
+}
 
 LayerVisibility visible(const AttentionShape& shape, std::int64_t layer,
                         const PrefillAttention& attention) {
@@ -41,11 +49,6 @@ LayerVisibility visible(const AttentionShape& shape, std::int64_t layer,
   }
   const CausalWindow window{attention.window, attention.sinks};
   if (attention.mode == Prefill::window) return window;
-  if (!can_choose(shape)) {
-    throw InvalidArgument(
-        fmt::format("sparse prefill of attention in chunks of {} tokens; expected a multiple of {}",
-                    shape.chunk_len, query_block));
-  }
   return {window, budget(attention)};
 }
 
@@ -74,21 +77,52 @@ Prefill parse_prefill(std::string_view name) {
       fmt::format("prefill is '{}'; expected 'auto', 'dense', 'sparse' or 'window'", name));
 }
 
+std::string sparse_refusal(const AttentionShape& shape, const PrefillAttention& attention,
+                           bool on_cuda) {
+  if (shape.chunk_len % query_block != 0) {
+    return fmt::format(
+        "a sparse prefill of attention in chunks of {} tokens; expected a multiple of {}; read the "
+        "text in mode dense or window",
+        shape.chunk_len, query_block);
+  }
+  if (!on_cuda) return {};
+  constexpr std::string_view instead =
+      "read the text in mode dense or window, or on the host (--device cpu)";
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!shape.attends_all(layer) || shape.group() <= most_choosing_heads_on_cuda) continue;
+    return fmt::format(
+        "a sparse prefill with {} query heads for each KV head on a CUDA device; expected at most "
+        "{}; {}",
+        shape.group(), most_choosing_heads_on_cuda, instead);
+  }
+  if (attention.keys > most_chosen_keys_on_cuda) {
+    return fmt::format(
+        "a sparse prefill of up to {} keys on a CUDA device; expected at most {}; take fewer keys, "
+        "or {}",
+        attention.keys, most_chosen_keys_on_cuda, instead);
+  }
+  return {};
+}
+
 PrefillAttention resolve_prefill(PrefillAttention attention, const AttentionShape& shape,
                                  std::int64_t tokens, bool on_cuda) {
-  if (attention.mode != Prefill::automatic) return attention;
-  const bool dense = !can_choose(shape) || (on_cuda && tokens <= longest_dense_on_cuda);
-  attention.mode = dense ? Prefill::dense : Prefill::sparse;
+  if (attention.mode == Prefill::automatic) {
+    const bool dense = (on_cuda && tokens <= longest_dense_on_cuda) ||
+                       !sparse_refusal(shape, attention, on_cuda).empty();
+    attention.mode = dense ? Prefill::dense : Prefill::sparse;
+  }
+  if (attention.mode == Prefill::sparse) check_sparse(shape, attention, on_cuda);
   return attention;
 }
 
-PrefillVisibility prefill_visibility(const AttentionShape& shape,
-                                     const PrefillAttention& attention) {
+PrefillVisibility prefill_visibility(const AttentionShape& shape, const PrefillAttention& attention,
+                                     bool on_cuda) {
   if (attention.mode == Prefill::automatic) {
     throw InvalidArgument(
         "prefill 'auto' without the length of the text, on which it depends; expected 'dense', "
         "'sparse' or 'window' (resolve_prefill chooses for a length)");
   }
+  if (attention.mode == Prefill::sparse) check_sparse(shape, attention, on_cuda);
   PrefillVisibility all;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     all.push_back(visible(shape, layer, attention));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "src/device/device_prefill.h"
 #include "topkv/context.h"
@@ -11,10 +12,17 @@ namespace topkv {
 /// Tokens up to which an automatic prefill on a CUDA device is dense.
 inline constexpr std::int64_t longest_dense_on_cuda = 32768;
 
+/// Returns why the host or a CUDA device cannot read a text in sparse mode, with what to do; empty
+/// if it can. `attention` gives the numbers of the sparse mode; its own mode does not count.
+std::string sparse_refusal(const AttentionShape& shape, const PrefillAttention& attention,
+                           bool on_cuda);
+
 /// Returns what each layer attends. A layer with a sliding window attends that window; other layers
-/// follow `attention`. Throws InvalidArgument for an automatic mode and for numbers that are out of
-/// their range.
-PrefillVisibility prefill_visibility(const AttentionShape& shape,
-                                     const PrefillAttention& attention);
+/// follow `attention`.
+///
+/// Throws InvalidArgument for an automatic mode and for numbers that are out of their range. Throws
+/// Unsupported as resolve_prefill does.
+PrefillVisibility prefill_visibility(const AttentionShape& shape, const PrefillAttention& attention,
+                                     bool on_cuda);
 
 }  // namespace topkv

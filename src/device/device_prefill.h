@@ -27,7 +27,8 @@ struct LayerVisibility {
   bool chooses() const { return blocks.most > 0; }
 };
 
-/// The earlier tokens that a token of each layer may attend: [layers].
+/// The earlier tokens that a token of each layer may attend: [layers]. prefill_visibility makes it
+/// for a device, and refuses what the device does not choose.
 using PrefillVisibility = std::vector<LayerVisibility>;
 
 /// Attention of a prefill, chunk by chunk and layer by layer. One thread at a time.

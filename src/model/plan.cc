@@ -31,7 +31,8 @@ std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
                            const PrefillOptions& options, std::int64_t chunk, std::int64_t tokens) {
   const std::int64_t attention = device.prefill_attention_bytes(
       config.attention,
-      prefill_visibility(config.attention, resolved(config, device, options, tokens)),
+      prefill_visibility(config.attention, resolved(config, device, options, tokens),
+                         device.is_cuda()),
       options.kv_dtype, chunk, tokens);
   return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
          device.allocation_bytes(attention) + device_states_bytes(config.attention, device);

@@ -40,6 +40,80 @@ TEST(ResolvedPrefill, DependsOnTheLengthAndTheDevice) {
       64);
 }
 
+/// The message with which a call is refused as Unsupported.
+template <class Call>
+std::string refused(const Call& call) {
+  try {
+    call();
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "not refused";
+  return {};
+}
+
+TEST(ResolvedPrefill, IsDenseWithoutASparseOneOnTheDevice) {
+  constexpr std::int64_t tokens = 1 << 20;
+  const AttentionShape shape{.layers = 2, .q_heads = 256, .kv_heads = 2, .head_dim = 16};
+  AttentionShape large = shape;  // 256 query heads for each KV head
+  large.kv_heads = 1;
+  AttentionShape windowed = large;  // no layer chooses
+  windowed.sliding_window = {64, 64};
+  AttentionShape chunks = shape;
+  chunks.chunk_len = 100;
+  const PrefillAttention given{.mode = Prefill::automatic};
+  PrefillAttention many = given;
+  many.keys = 65537;
+  PrefillAttention most = given;
+  most.keys = 65536;
+  struct Case {
+    const AttentionShape& shape;
+    const PrefillAttention& attention;
+    bool cuda;
+    std::string refusal;  // empty: read in sparse mode
+  };
+  const std::vector<Case> cases = {
+      {shape, given, true, ""},
+      {shape, most, true, ""},
+      {windowed, given, true, ""},
+      {large, given, false, ""},
+      {shape, many, false, ""},
+      {large, given, true,
+       "256 query heads for each KV head on a CUDA device; expected at most 128"},
+      {shape, many, true, "up to 65537 keys on a CUDA device; expected at most 65536"},
+      {chunks, given, true, "chunks of 100 tokens; expected a multiple of 128"},
+      {chunks, given, false, "chunks of 100 tokens; expected a multiple of 128"},
+  };
+  for (const Case& c : cases) {
+    const auto mode = resolve_prefill(c.attention, c.shape, tokens, c.cuda).mode;
+    PrefillAttention asked = c.attention;
+    asked.mode = Prefill::sparse;
+    if (c.refusal.empty()) {
+      EXPECT_EQ(mode, Prefill::sparse);
+      EXPECT_EQ(resolve_prefill(asked, c.shape, tokens, c.cuda).mode, Prefill::sparse);
+      EXPECT_EQ(prefill_visibility(c.shape, asked, c.cuda).size(), 2U);
+      continue;
+    }
+    EXPECT_EQ(mode, Prefill::dense) << c.refusal;
+    for (const std::string& message :
+         {refused([&] { resolve_prefill(asked, c.shape, tokens, c.cuda); }),
+          refused([&] { prefill_visibility(c.shape, asked, c.cuda); })}) {
+      EXPECT_NE(message.find(c.refusal), std::string::npos) << message;
+      EXPECT_NE(message.find("mode dense or window"), std::string::npos) << message;
+    }
+  }
+}
+
+TEST(ResolvedPrefill, IsNotMeasuredOnACudaDevice) {
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  for (const Prefill mode : {Prefill::automatic, Prefill::sparse}) {
+    const PrefillAttention measured{.mode = mode, .measure = true};
+    EXPECT_EQ(resolve_prefill(measured, shape, 1 << 20, false).mode, Prefill::sparse);
+    const std::string message = refused([&] { resolve_prefill(measured, shape, 1 << 20, true); });
+    EXPECT_NE(message.find("measured share of attention"), std::string::npos) << message;
+  }
+}
+
 TEST(ResolvedPrefill, HasNames) {
   for (const Prefill mode : {Prefill::automatic, Prefill::dense, Prefill::sparse, Prefill::window})
     EXPECT_EQ(parse_prefill(name_of(mode)), mode);

@@ -29,7 +29,7 @@ class Chunks {
       : builder_(builder),
         shape_(builder.shape()),
         source_(source),
-        visible_(prefill_visibility(shape_, attention)),
+        visible_(prefill_visibility(shape_, attention, builder.device().is_cuda())),
         device_(*builder.device().compute()),
         inputs_(device_, chunk * shape_.q_heads * shape_.head_dim,
                 chunk * shape_.kv_heads * shape_.head_dim),
