@@ -10,32 +10,28 @@ namespace {
 constexpr std::int64_t alignment = 256;
 constexpr std::int64_t slot_rows = 16384;  // that are copied before they are unpacked
 
-/// The bytes of the rows of the layer that has most.
-std::int64_t largest_layer(const AttentionShape& shape, KvDType dtype, std::int64_t tokens) {
-  std::int64_t most = 0;
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    if (!shape.attends_all(layer)) continue;
-    most = std::max(most, tokens * shape.kv_heads_of(layer) * shape.row_bytes_of(layer, dtype));
-  }
-  return (most + alignment - 1) / alignment * alignment;
+/// The bytes of the rows of a layer that attends all tokens.
+std::int64_t layer_bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tokens) {
+  const std::int64_t bytes = tokens * shape.kv_heads * shape.row_bytes(dtype);
+  return (bytes + alignment - 1) / alignment * alignment;
 }
 
 /// The bytes of a slot's rows, as they are stored.
 std::int64_t slot_bytes(const AttentionShape& shape, KvDType dtype) {
-  return largest_layer(shape, dtype, slot_rows);
+  return layer_bytes(shape, dtype, slot_rows);
 }
 
 }  // namespace
 
 std::int64_t LayerRows::bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tokens) {
-  return largest_layer(shape, KvDType(), tokens) +
+  return layer_bytes(shape, KvDType(), tokens) +
          (in_blocks(dtype.keys) ? slots * slot_bytes(shape, dtype) : 0);
 }
 
 LayerRows::LayerRows(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
                      std::byte* memory)
     : dtype_(dtype), tokens_(tokens), rows_(reinterpret_cast<__nv_bfloat16*>(memory)) {
-  std::byte* stored = memory + largest_layer(shape, KvDType(), tokens);
+  std::byte* stored = memory + layer_bytes(shape, KvDType(), tokens);
   for (Slot& slot : slots_) {
     slot.data = stored;
     stored += slot_bytes(shape, dtype);

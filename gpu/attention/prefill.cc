@@ -76,12 +76,6 @@ std::int64_t query_form_count(const AttentionShape& shape) {
 /// The number of 64-bit flags of a chunk: for each layer one for K and V, and one for q.
 std::int64_t nonfinite_flags(const AttentionShape& shape) { return 2 * shape.layers; }
 
-/// The bytes of the stored row of one token and KV head.
-std::int64_t stored_bytes(const LayerHeads& heads, KvDType rows) {
-  return vector_bytes(rows.keys, heads.head_dim) +
-         (heads.keys_are_values ? 0 : vector_bytes(rows.values, heads.head_dim));
-}
-
 /// The bytes of one sum for each layer.
 std::int64_t sums_bytes(const AttentionShape& shape) {
   return shape.layers * static_cast<std::int64_t>(sizeof(ShareSums));
@@ -97,17 +91,11 @@ struct Layout {
     const std::int64_t tile = tile_rows(visible, chunk);
     Pieces pieces;
     const std::int64_t row = shape.widest_head() * bytes_of(DType::bf16);
-    std::int64_t elements = 0;  // of a token's rows, in the layer that has most
-    std::int64_t stored = 0;    // bytes
-    for (const LayerHeads& heads : all_heads(shape)) {
-      elements = std::max(elements, heads.elements(1));
-      stored = std::max(stored, heads.kv_heads * stored_bytes(heads, rows));
-    }
     queries = pieces.place(query_form_count(shape) * chunk * shape.q_heads * row);
     lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
-    packed = pieces.place(in_flight * chunk * elements * bytes_of(DType::bf16));
+    packed = pieces.place(in_flight * chunk * widest_rows(shape, DType::bf16));
     const bool blocked = in_blocks(rows.keys);
-    blocks = pieces.place(blocked ? in_flight * chunk * stored : 0);
+    blocks = pieces.place(blocked ? in_flight * chunk * widest_rows(shape, rows) : 0);
     const std::int64_t scales = RowStore::has_channels(shape, rows)
                                     ? shape.layers * shape.widest_kv() * bytes_of(DType::f32)
                                     : 0;
@@ -562,7 +550,7 @@ class CudaPrefill final : public DevicePrefill {
     const std::int64_t value = vector_bytes(dtype.values, d);
     const bool choose = channels(step.layer) != nullptr && given_[l] == 0;
     BlockTarget out{reinterpret_cast<std::byte*>(to), reinterpret_cast<std::byte*>(to + half),
-                    chunk_ * stored_bytes(heads, dtype)};
+                    chunk_ * shape_.row_bytes_of(step.layer, dtype)};
     if (blocked()) {
       out.keys = part_of(layout_.blocks, layout_.channels, slot);
       out.values = out.keys + chunk_ * key;

@@ -8,24 +8,23 @@ namespace topkv::gpu {
 
 namespace {
 
-/// The bytes of a token's rows in the layer that has most.
-std::int64_t most_row_bytes(const AttentionShape& shape, KvDType dtype) {
+std::int64_t unpacked_tile_bytes(const AttentionShape& shape, KvDType dtype,
+                                 std::int64_t tile_rows) {
+  return in_blocks(dtype.keys) ? tile_rows * widest_rows(shape, KvDType()) : 0;
+}
+
+}  // namespace
+
+std::int64_t widest_rows(const AttentionShape& shape, KvDType dtype) {
   std::int64_t most = 0;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer)
     most = std::max(most, shape.kv_heads_of(layer) * shape.row_bytes_of(layer, dtype));
   return most;
 }
 
-std::int64_t unpacked_tile_bytes(const AttentionShape& shape, KvDType dtype,
-                                 std::int64_t tile_rows) {
-  return in_blocks(dtype.keys) ? tile_rows * most_row_bytes(shape, KvDType()) : 0;
-}
-
-}  // namespace
-
 std::int64_t RowStream::bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows) {
   return unpacked_tile_bytes(shape, dtype, tile_rows) +
-         slots * tile_rows * most_row_bytes(shape, dtype);
+         slots * tile_rows * widest_rows(shape, dtype);
 }
 
 RowStream::RowStream(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows,
@@ -36,8 +35,7 @@ RowStream::RowStream(const AttentionShape& shape, KvDType dtype, std::int64_t ti
       slots_(slots) {
   memory += unpacked_tile_bytes(shape, dtype, tile_rows);
   for (std::int64_t i = 0; i < slots; ++i)
-    slots_[static_cast<std::size_t>(i)].data =
-        memory + i * tile_rows * most_row_bytes(shape, dtype);
+    slots_[static_cast<std::size_t>(i)].data = memory + i * tile_rows * widest_rows(shape, dtype);
 }
 
 void RowStream::stream(const LayerHeads& heads, std::span<const RowsView> rows, PositionRange range,

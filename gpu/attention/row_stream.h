@@ -23,6 +23,9 @@
 
 namespace topkv::gpu {
 
+/// Returns the bytes of a token's rows in the layer that has most.
+std::int64_t widest_rows(const AttentionShape& shape, KvDType dtype);
+
 /// A ring of tiles.
 class RowStream {
  public:
