@@ -39,7 +39,37 @@ std::string table(std::span<const PrefillFidelity> results, std::size_t width) {
                       {.width = width, .keys = 1U});
 }
 
+/// Whether both let tokens attend the same keys.
+bool same_way(const PrefillAttention& a, const PrefillAttention& b) {
+  if (a.mode != b.mode) return false;
+  if (a.mode == Prefill::dense) return true;
+  if (a.window != b.window || a.sinks != b.sinks) return false;
+  if (a.mode == Prefill::window) return true;
+  return a.keys == b.keys && a.mass == b.mass && (a.mass == 1 || a.least_keys == b.least_keys);
+}
+
 }  // namespace
+
+std::vector<PrefillAttention> resolved_ways(const Model& model,
+                                            std::span<const PrefillAttention> given,
+                                            const PrefillOptions& options, std::int64_t tokens,
+                                            ProgressBar& progress) {
+  std::vector<PrefillAttention> ways = {{}};  // the dense one, which all are compared with
+  for (const PrefillAttention& asked : given) {
+    PrefillOptions with = options;
+    with.attention = asked;
+    const PrefillAttention way = model.prefill_attention(with, tokens);
+    const auto same = [&](const PrefillAttention& other) { return same_way(way, other); };
+    if (std::ranges::none_of(ways, same)) {
+      ways.push_back(way);
+      continue;
+    }
+    progress.note(fmt::format("{}: reads this text as {}, which is measured once", way_text(asked),
+                              way_text(way)));
+  }
+  ways.erase(ways.begin());
+  return ways;
+}
 
 std::vector<PrefillAttention> ways_of(const ComparedPrefills& compared, const PrefillFlags& shared,
                                       const RetrievalFlags& retrieval) {

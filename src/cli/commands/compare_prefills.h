@@ -35,6 +35,14 @@ void visit_flags(ComparedPrefills& flags, auto& visit) {
 std::vector<PrefillAttention> ways_of(const ComparedPrefills& compared, const PrefillFlags& shared,
                                       const RetrievalFlags& retrieval);
 
+/// Returns the ways in which a model reads a text of `tokens` tokens now: without
+/// Prefill::automatic, and each once, though several of `given` may become the same one or the
+/// dense one. Notes each that is left out.
+std::vector<PrefillAttention> resolved_ways(const Model& model,
+                                            std::span<const PrefillAttention> given,
+                                            const PrefillOptions& options, std::int64_t tokens,
+                                            ProgressBar& progress);
+
 /// Compares them over a text, and prints a table or lines of JSON. Returns the lines.
 std::vector<Json> compare_prefills(const Model& model, const FidelityText& text,
                                    std::span<const PrefillAttention> ways,

@@ -254,7 +254,7 @@ int run_prefills(const FidelityFlags& flags) {
   PrefillFlags prefill = flags.prefill;
   prefill.dtype = flags.dtypes.front();
   const RetrievalFlags& retrieval = flags.compared.retrieval;
-  std::vector<PrefillAttention> ways = ways_of(flags.prefills, prefill, retrieval);
+  const std::vector<PrefillAttention> given = ways_of(flags.prefills, prefill, retrieval);
   prefill.mode = "dense";
   const PrefillOptions options = prefill_options(prefill, retrieval);
   check_rows(config.attention, 2 * flags.context, options);
@@ -266,11 +266,8 @@ int run_prefills(const FidelityFlags& flags) {
   const FidelityText text =
       make_fidelity_text(model.tokenizer(), model.tokenizer().beginning_tokens(), flags.context,
                          depths, flags.haystack, flags.seed);
-  for (PrefillAttention& way : ways) {
-    PrefillOptions with = options;
-    with.attention = way;
-    way = model.prefill_attention(with, std::ssize(text.context));
-  }
+  const std::vector<PrefillAttention> ways =
+      resolved_ways(model, given, options, std::ssize(text.context), progress);
   const std::vector<Json> lines = compare_prefills(model, text, ways, options,
                                                    {.context_tokens = std::ssize(text.context),
                                                     .haystack = printable(flags.haystack),

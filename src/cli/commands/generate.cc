@@ -152,11 +152,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["context_tokens"] = prefilled.context->tokens();
   json["prefill_seconds"] = prefilled.seconds;
   json["prefill_tokens_per_second"] = json_rate(prefilled.context->tokens(), prefilled.seconds);
-  json["prefill"] = name_of(prefilled.attention.mode);
-  const std::optional<AttendedShare> attended = attended_share(prefilled.shares);
-  json["attended_mass"] = attended ? attended->mass : 1.0;
-  json["attended_mass_least"] = attended ? attended->least_mass : 1.0;
-  json["attended_keys"] = attended ? attended->keys : 1.0;
+  add_attended(json, prefilled);
   json["prompt_tokens"] = figures.prompt_tokens;
   json["prompt_seconds"] = result.prompt_seconds;
   json["generated_tokens"] = generated;

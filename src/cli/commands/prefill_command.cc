@@ -83,13 +83,10 @@ void print_json(const PrefillCommandFlags& flags, const Prefilled& prefilled, st
   json["file_bytes"] = bytes;
   json["context_tokens"] = prefilled.context->tokens();
   json["indices"] = prefilled.context->indices();
-  json["prefill"] = name_of(prefilled.attention.mode);
   json["prefill_seconds"] = prefilled.seconds;
-  const std::optional<AttendedShare> attended = attended_share(prefilled.shares);
-  json["attended_mass"] = attended ? attended->mass : 1.0;
-  json["attended_mass_least"] = attended ? attended->least_mass : 1.0;
-  json["attended_keys"] = attended ? attended->keys : 1.0;
-  json["measured"] = flags.measure;
+  add_attended(json, prefilled);
+  // Without a choice there is nothing to measure.
+  json["measured"] = flags.measure && attended_share(prefilled.shares).has_value();
   json["layers"] = Json::array();
   for (std::size_t layer = 0; layer < prefilled.shares.size(); ++layer) {
     const PrefillShare& share = prefilled.shares[layer];
@@ -108,6 +105,11 @@ int run_prefill(PrefillCommandFlags flags) {
   const std::optional<ChatTemplate> chat = chat_of(flags);
   const std::int64_t length = flags.length.value_or(0);
   const Device device = open_device(flags.model);
+  if (flags.measure && device.is_cuda()) {
+    throw UsageError(
+        "--measure: a CUDA device has an estimate of the share alone; leave it out, or give "
+        "--device cpu");
+  }
   const std::string text = text_of_files(flags.files);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
@@ -161,6 +163,8 @@ int run_prefill(PrefillCommandFlags flags) {
   if (const std::string attended = attended_text(prefilled.shares, flags.measure);
       !attended.empty()) {
     fmt::print(stderr, "prefill    {}: {}\n", mode, attended);
+  } else if (flags.measure) {
+    fmt::print(stderr, "prefill    {}: not measured, tokens attended to all earlier ones\n", mode);
   }
   fmt::print(stderr, "indices    {}\n", fmt::join(prefilled.context->indices(), ", "));
   fmt::print(stderr, "file       {}, {} in {}\n", printable(flags.output), byte_text(bytes),

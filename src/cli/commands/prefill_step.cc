@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "src/cli/terminal/text_layout.h"
 #include "src/core/text/format_numbers.h"
 #include "src/core/threads/stopwatch.h"
@@ -86,6 +88,18 @@ std::optional<AttendedShare> attended_share(std::span<const PrefillShare> shares
   share.mass /= static_cast<double>(layers);
   share.keys = all.key_share();
   return share;
+}
+
+void add_attended(Json& json, const Prefilled& prefilled) {
+  json["prefill"] = name_of(prefilled.attention.mode);
+  const std::optional<AttendedShare> share = attended_share(prefilled.shares);
+  const bool known = prefilled.attention.mode != Prefill::window;
+  const auto add = [&](const char* name, double AttendedShare::*figure) {
+    json[name] = share ? Json((*share).*figure) : known ? Json(1.0) : Json();
+  };
+  add("attended_mass", &AttendedShare::mass);
+  add("attended_mass_least", &AttendedShare::least_mass);
+  add("attended_keys", &AttendedShare::keys);
 }
 
 std::string attended_text(std::span<const PrefillShare> shares, bool measured) {

@@ -35,6 +35,10 @@ std::optional<AttendedShare> attended_share(std::span<const PrefillShare> shares
 /// empty if all earlier keys were attended. measured: the shares are not estimates.
 std::string attended_text(std::span<const PrefillShare> shares, bool measured = false);
 
+/// Adds the mode and what tokens attended to the figures for programs. What they attended is null
+/// if the mode is Prefill::window: the share of dense attention that a window holds is unknown.
+void add_attended(Json& json, const Prefilled& prefilled);
+
 /// No tokens give an empty context. Throws what Model::prefill does, and Interrupted.
 /// measure: see PrefillAttention::measure.
 Prefilled prefill(const Model& model, const RetrievalFlags& retrieval, const PrefillFlags& prefill,
