@@ -30,7 +30,8 @@ struct PlanRequest {
   /// Memory of the host for everything that the plan takes there. 0: the memory that is available
   /// now.
   std::int64_t memory = 0;
-  PrefillAttention prefill = {};  ///< how the context is prefilled
+  /// How the context is prefilled. Prefill::automatic: each plan decides by its memory.
+  PrefillAttention prefill = {};
   /// How weights are held. Not set: the plans try every way.
   std::optional<WeightFormat> weights = {};
   /// How rows are stored. Not set: the plans try bf16, q8, q8/q4 and q4.
@@ -62,6 +63,8 @@ struct MemoryPlan {
   KvDType rows = {};
   std::string index;
   bool host_search = false;
+  /// How the context is prefilled: as was asked, or what Prefill::automatic stands for.
+  PrefillAttention prefill = {};
   PlacePlan gpu;  ///< without items when the host computes
   PlacePlan host;
   /// The order of plans: the sum of what each part costs in exactness. Costs are the KL of the next

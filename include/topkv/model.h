@@ -387,6 +387,8 @@ struct DevicePlan {
   std::int64_t peak = 0;          ///< the most that is taken at one time
   std::int64_t ceiling = 0;       ///< the most that topkv may take (DeviceMemory::ceiling)
   std::int64_t chunk = 0;         ///< tokens of a prefill chunk: the largest that fits
+  /// How the text is read: as was asked, or what Prefill::automatic stands for within the ceiling.
+  PrefillAttention prefill = {};
   /// The model's weights in the format that was asked for, as the device holds them.
   std::int64_t weights_bytes = 0;
   /// How the checkpoint's matrices are quantised already, such as "gptq, 4 bits, groups of 128".
@@ -447,8 +449,8 @@ class Model {
   /// tokens: the length of the text; 0 if it is not known. A sparse prefill needs memory for each
   /// token of one layer, which then does not count.
   ///
-  /// Throws FileError and Unsupported as load does. A plan that does not fit is returned, not
-  /// thrown.
+  /// Throws FileError and Unsupported as load does, and Unsupported as resolve_prefill does. A plan
+  /// that does not fit is returned, not thrown.
   static DevicePlan plan(const std::filesystem::path& model, const Device& device,
                          const PrefillOptions& prefill, const RetrievalOptions& retrieval,
                          WeightFormat weights = WeightFormat::stored, std::int64_t tokens = 0);
@@ -489,8 +491,9 @@ class Model {
   std::int64_t prefill_rows_bytes(std::int64_t tokens, const PrefillOptions& options) const;
 
   /// Returns how prefill would read `tokens` tokens now: what the options say, or what
-  /// Prefill::automatic stands for. That is resolve_prefill()'s answer, or dense where a sparse
-  /// prefill needs more memory than the device has left.
+  /// Prefill::automatic stands for. That is resolve_prefill()'s answer, or dense if a sparse
+  /// prefill needs more memory than the device has left. Later calls may answer otherwise: read
+  /// with the answer to report it. Throws Unsupported as resolve_prefill does.
   PrefillAttention prefill_attention(const PrefillOptions& options, std::int64_t tokens) const;
 
   /// Runs tokens through the network into a new context.
@@ -504,8 +507,8 @@ class Model {
   /// On a CUDA device the rows of the context are page-locked, so that copies run at full speed.
   ///
   /// Throws InvalidArgument for no tokens, for ids outside of the vocabulary, and for an invalid
-  /// index. Throws Unsupported for rows that the device does not take. Throws OutOfMemory before
-  /// any work when the rows do not fit.
+  /// index. Throws Unsupported for rows that the device does not take, and as resolve_prefill does.
+  /// Throws OutOfMemory before any work when the rows do not fit.
   std::shared_ptr<const Context> prefill(std::span<const Token> tokens,
                                          const PrefillOptions& options = {},
                                          const ProgressFn& progress = {},

@@ -172,6 +172,7 @@ class Planner {
       memory.used = device_->base_bytes();
       const DevicePlan on = plan_device(config_, size, *device_, memory, prefill, {}, tokens);
       chunk = on.chunk;
+      plan.prefill = on.prefill;
       const std::int64_t prefilling = on.items[3].bytes;
       SessionShape scans = session_shape(shape, {}, tokens);
       const std::int64_t codes = of_index.gpu == 0
@@ -184,6 +185,8 @@ class Planner {
       plan.gpu.peak =
           on.peak - std::max(prefilling, on.items[4].bytes) + std::max(prefilling, session);
     } else {
+      plan.prefill = fitting_prefill(config_, *device_, prefill, tokens, 0);
+      prefill.attention = plan.prefill;
       chunk = choose_prefill_chunk(config_, *device_, prefill, tokens, 0);
       plan.host.items = {{"weights", size.held},
                          {fmt::format("activations of {} tokens", chunk),

@@ -20,19 +20,12 @@ std::int64_t device_states_bytes(const AttentionShape& shape, const DeviceSizes&
   return bytes;
 }
 
-PrefillAttention resolved(const ModelConfig& config, const DeviceSizes& device,
-                          const PrefillOptions& options, std::int64_t tokens) {
-  return resolve_prefill(options.attention, config.attention, tokens, device.is_cuda());
-}
-
 }  // namespace
 
 std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
                            const PrefillOptions& options, std::int64_t chunk, std::int64_t tokens) {
   const std::int64_t attention = device.prefill_attention_bytes(
-      config.attention,
-      prefill_visibility(config.attention, resolved(config, device, options, tokens),
-                         device.is_cuda()),
+      config.attention, prefill_visibility(config.attention, options.attention, device.is_cuda()),
       options.kv_dtype, chunk, tokens);
   return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
          device.allocation_bytes(attention) + device_states_bytes(config.attention, device);
@@ -41,7 +34,8 @@ std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
 PrefillAttention fitting_prefill(const ModelConfig& config, const DeviceSizes& device,
                                  PrefillOptions options, std::int64_t tokens, std::int64_t room) {
   const bool chosen = options.attention.mode == Prefill::automatic;
-  options.attention = resolved(config, device, options, tokens);
+  options.attention =
+      resolve_prefill(options.attention, config.attention, tokens, device.is_cuda());
   if (!chosen || options.attention.mode != Prefill::sparse || !device.is_cuda())
     return options.attention;
   // With shorter chunks, all rows of a layer cross to the device so often that dense is quicker.
@@ -63,7 +57,7 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
   std::int64_t chunk = device.prefill_chunk();
   // Each chunk in which tokens choose takes all rows of a layer to the device. A text in which none
   // choose is read in the chunks of a dense prefill.
-  const PrefillAttention attention = resolved(config, device, options, tokens);
+  const PrefillAttention& attention = options.attention;
   const bool chooses = attention.mode == Prefill::sparse &&
                        (tokens == 0 || tokens - attention.keys > attention.window);
   if (device.is_cuda() && chooses) chunk *= 4;
@@ -84,6 +78,8 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   plan.weights_bytes = size.held;
   constexpr std::int64_t any_tokens = std::int64_t{1} << 60;
   if (!device.is_cuda()) {
+    plan.prefill = fitting_prefill(config, device, prefill, tokens, 0);
+    prefill.attention = plan.prefill;
     plan.chunk = choose_prefill_chunk(config, device, prefill, 0, 0);
     return plan;
   }
@@ -92,7 +88,8 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   const std::int64_t step = device.allocation_bytes(Forward::bytes(config, device, session_chunk));
   const std::int64_t always = memory.used + weights + step;
   plan.ceiling = memory.ceiling;
-  prefill.attention = fitting_prefill(config, device, prefill, tokens, memory.ceiling - always);
+  plan.prefill = fitting_prefill(config, device, prefill, tokens, memory.ceiling - always);
+  prefill.attention = plan.prefill;
   plan.chunk = choose_prefill_chunk(config, device, prefill, tokens, memory.ceiling - always);
   const std::int64_t prefilling = prefill_bytes(config, device, prefill, plan.chunk, tokens);
   SessionShape shape = session_shape(config.attention, retrieval, any_tokens);

@@ -16,6 +16,7 @@ holds 'there is a configuration' grep -q '"kv_topk": "64"' out/run.json
 holds 'there is a summary' grep -q '^2048,[0-9]*,"codes:k=32,v=8",3,3,1.0000,' out/summary.csv
 holds 'there is a picture' grep -q '</svg>' out/heatmap.svg
 holds 'there is a page with the picture' grep -q '</svg>' out/report.html
+holds 'a cell has how its context was read' [ "$(grep -c '"prefill":"window"' out/cells.jsonl)" -eq 3 ]
 holds 'the page has the settings' grep -q '<td>kv_topk</td>' out/report.html
 cp out/cells.jsonl whole.jsonl
 

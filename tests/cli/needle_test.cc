@@ -7,6 +7,7 @@
 
 #include "src/cli/flags/bind.h"
 #include "src/cli/flags/needle_options.h"
+#include "src/cli/flags/run_config.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
@@ -54,6 +55,22 @@ TEST(NeedleSettings, AreTheSameInAnySpelling) {
   EXPECT_EQ(settings_of("--kv-window 1K --kv-topk 064 --kv-dense-layers 00 --temp 0.0 --seed 042"),
             usual);
   EXPECT_EQ(Json::parse(usual.dump()), usual);  // throws where it is not UTF-8
+}
+
+TEST(NeedleSettings, HaveTheModeInWhichAllContextsWereRead) {
+  PrefillFlags flags;
+  flags.mode = "auto";
+  std::vector<EvalResult> answers(2);
+  const auto mode = [&] { return as_read(flags, answers).mode; };
+  EXPECT_EQ(mode(), "auto");  // unknown
+  answers[0].prefill = "dense";
+  EXPECT_EQ(mode(), "auto");
+  answers[1].prefill = "sparse";
+  EXPECT_EQ(mode(), "auto");
+  answers[1].prefill = "dense";
+  EXPECT_EQ(mode(), "dense");
+  answers.clear();
+  EXPECT_EQ(mode(), "auto");
 }
 
 // The names, the order and the spelling are those of folders that earlier runs left.

@@ -23,6 +23,21 @@ holds 'which programs are told, too' python3 -c 'import json; p = json.load(open
 plan -c 1M --mem 16GiB --prefill dense
 holds 'what is asked for stays' grep -q '^run .* --prefill dense ' out
 holds 'with the other way' grep -q '^prefill   dense: 6,755 TFLOP, .* h .*; --prefill sparse takes [0-9]* TFLOP, .* at most$' out
+mkdir chunks
+python3 - "$model" <<'END'
+import json, sys
+config = json.load(open(f"{sys.argv[1]}/config.json"))
+config["model_type"] = "qwen2"
+config["dual_chunk_attention_config"] = {"chunk_size": 1000, "local_size": 100, "original_max_position_embeddings": 1000}
+json.dump(config, open("chunks/config.json", "w"))
+END
+whole=$model model=chunks
+plan -c 1M --mem 64GiB
+holds 'chunks that are not of whole blocks are read densely' grep -q '^prefill   dense: .*; this model has no sparse prefill$' out
+plan -c 1M --mem 64GiB --prefill sparse
+holds 'in sparse mode they are refused' test $? -eq 1
+holds 'with what is expected' grep -q 'a sparse prefill of attention in chunks of 900 tokens; expected a multiple of 128' log
+model=$whole
 plan -c 1M --mem 16GiB --prefill window
 holds 'so does the window' grep -q '^run  .* --prefill window' out
 plan -c 8K --mem 4GiB

@@ -23,6 +23,11 @@ TEST(Cells, SurviveTheWayToJsonAndBack) {
   EXPECT_EQ(to_cell(result_from_cell(Json::parse(json.dump()))), json);
   EXPECT_EQ(json.at("prefill_times").at("search"), 3);
   EXPECT_GE(json.size(), 30U);
+  cell.prefill = "window";
+  EXPECT_EQ(result_from_cell(to_cell(cell)).prefill, "window");
+  Json earlier = json;
+  earlier.erase("prefill");  // as cells of version 0.1 have none
+  EXPECT_EQ(result_from_cell(earlier).prefill, "");
 }
 
 TEST(Cells, WhatWasNotMeasuredIsNull) {

@@ -54,6 +54,10 @@ TEST(EvalResults, AreTheSameAfterJson) {
   EXPECT_FALSE(eval_result_from_json(unknown).bytes_read);
   unknown.erase("bytes_read");  // as answers of version 0.1 have none
   EXPECT_FALSE(eval_result_from_json(unknown).bytes_read);
+  one.prefill = "sparse";
+  EXPECT_EQ(eval_result_from_json(to_json(one)).prefill, "sparse");
+  unknown.erase("prefill");
+  EXPECT_EQ(eval_result_from_json(unknown).prefill, "");
   Json broken = to_json(one);
   broken.erase("answer");
   EXPECT_THROW(eval_result_from_json(broken), Json::exception);

@@ -41,6 +41,7 @@ TEST(MemoryPlan, EveryWayIsThereOnceTheMostExactFirst) {
   }
   EXPECT_EQ(flags.size(), plans.size());
   EXPECT_EQ(plans.front().flags(), "--weights stored --kv-dtype bf16 --kv-index codes:k=32,v=8");
+  for (const MemoryPlan& plan : plans) EXPECT_EQ(plan.prefill.mode, Prefill::dense);
   EXPECT_TRUE(std::ranges::is_sorted(plans, {}, &MemoryPlan::loss));
   EXPECT_EQ(best_fitting_plan(plans), plans.data());
   EXPECT_EQ(next_better_plan(plans, plans.data()), nullptr);
@@ -130,6 +131,14 @@ TEST(MemoryPlan, WhatIsSettledStaysAndExactReadsKeys) {
             "--weights stored --kv-dtype bf16 --kv-index codes:k=32,v=8 --kv-host-search");
   EXPECT_EQ(plans[0].host.reads,
             item(plans[0].host, "weights") + 4096 * 8 * 2 * vector_bytes(DType::q8, 64));
+}
+
+TEST(MemoryPlan, SaysHowTheContextIsPrefilled) {
+  PlanRequest request{.tokens = 1 << 20, .memory = 64LL << 30};
+  request.prefill.mode = Prefill::automatic;
+  EXPECT_EQ(memory_plans(bundled_folder, request).front().prefill.mode, Prefill::sparse);
+  request.prefill.mode = Prefill::window;
+  EXPECT_EQ(memory_plans(bundled_folder, request).front().prefill.mode, Prefill::window);
 }
 
 TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {

@@ -44,11 +44,8 @@ void print_lines(const std::vector<EvalResult>& results) {
 }
 
 // Shows all that the directory holds, of this run and earlier ones, and writes what is made of it.
-void finish(const EvalFlags& flags, const Model& model, const EvalDirectory& directory,
-            std::int64_t missing) {
-  const auto lengths = directory.configuration().at("lengths").get<std::vector<std::int64_t>>();
-  const std::string settings = settings_line(
-      flags, resolved(flags.prefill, model.config().attention, lengths, model.device()));
+void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t missing) {
+  const std::string settings = settings_line(flags, as_read(flags.prefill, directory.results()));
   const ScoreFiles files =
       write_scores(directory, fmt::format("Scores of {}", model_name(flags.model)), settings);
   if (flags.json) {
@@ -139,7 +136,7 @@ int run_eval(const EvalFlags& flags) {
   }
   progress.finish();
   if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
-  if (status == 0 || !directory.results().empty()) finish(flags, model, directory, run.missing());
+  if (status == 0 || !directory.results().empty()) finish(flags, directory, run.missing());
   return status;
 }
 

@@ -41,11 +41,13 @@ void check_plan(const std::string& directory, const DevicePlan& plan, const Devi
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
                  const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length) {
   const WeightFormat weights = parse_weight_format(flags.weights);
+  const AttentionShape shape = ModelConfig::load(flags.directory).attention;
+  const PrefillOptions reading = prefill_options(prefill, retrieval);
+  resolve_prefill(reading.attention, shape, length, device.is_cuda());  // refuses what cannot be
   if (device.is_cuda()) {
-    const std::int64_t layers = ModelConfig::load(flags.directory).attention.layers;
     check_plan(flags.directory,
-               Model::plan(flags.directory, device, prefill_options(prefill, retrieval),
-                           retrieval_options(retrieval, layers, "exact", 1), weights, length),
+               Model::plan(flags.directory, device, reading,
+                           retrieval_options(retrieval, shape.layers, "exact", 1), weights, length),
                device);
   }
   LoadOptions options{.weights = weights, .length = length};

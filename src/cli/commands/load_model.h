@@ -15,8 +15,9 @@ namespace topkv::cli {
 /// progress: shows the conversion of weights, and the model's warnings as lines of their own. It
 /// must outlive the model. Warnings may come from many threads.
 ///
-/// Throws OutOfMemory, before anything is loaded, when the plan does not fit; the message has the
-/// smallest change that would. Throws what Model::load throws.
+/// Before anything is loaded, throws OutOfMemory when the plan does not fit, with the smallest
+/// change that would, and Unsupported for a prefill that the device does not have. Throws what
+/// Model::load throws.
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
                  const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0);
 

@@ -91,15 +91,14 @@ void print_score(const std::vector<EvalResult>& cells, std::int64_t not_run) {
 }
 
 // Shows all that the directory holds, of this run and earlier ones.
-void finish(const NeedleFlags& flags, const NeedleOptions& options, const Model& model,
-            const EvalDirectory& directory, std::int64_t missing) {
+void finish(const NeedleFlags& flags, const NeedleOptions& options, const EvalDirectory& directory,
+            std::int64_t missing) {
   const auto indices = directory.configuration().at("kv_index").get<std::vector<std::string>>();
   const auto lengths = directory.configuration().at("lengths").get<std::vector<std::int64_t>>();
   const std::vector<EvalResult> cells = in_grid_order(directory.results(), indices);
   const Grid grid = make_grid(cells, lengths, options.grid.depths, indices);
-  const std::string settings = settings_line(
-      flags, resolved(flags.prefill, model.config().attention, lengths, model.device()), options,
-      indices);
+  const std::string settings =
+      settings_line(flags, as_read(flags.prefill, cells), options, indices);
   write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
   const std::string title = fmt::format("Needles found by {}", model_name(flags.model));
   const std::string picture = svg_heatmap(grid, title, settings);
@@ -219,8 +218,7 @@ int run_needle(NeedleFlags flags) {
   }
   progress.finish();
   if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
-  if (status == 0 || !directory.results().empty())
-    finish(flags, options, model, directory, run.missing());
+  if (status == 0 || !directory.results().empty()) finish(flags, options, directory, run.missing());
   return status;
 }
 

@@ -139,7 +139,7 @@ int run_perplexity(PerplexityFlags flags) {
   const std::int64_t scored = flags.score;
   const ModelConfig config = ModelConfig::load(flags.model.directory);
   const std::vector<RetrievalFlags> chosen = grid_points(flags.compared, flags.model, config);
-  const PrefillOptions options = prefill_options(flags.prefill, flags.compared.retrieval);
+  PrefillOptions options = prefill_options(flags.prefill, flags.compared.retrieval);
   check_rows(config.attention, length + scored, options);
   check_output(flags);
   const std::string text = text_of_files(flags.files);
@@ -165,17 +165,20 @@ int run_perplexity(PerplexityFlags flags) {
          .k = choice.k});
   const auto per_piece = scored * (std::ssize(settings) + 1);
   PerplexityRun run(model, std::move(settings));
-  std::vector<Token> ids;  // that were scored
+  const std::int64_t read = length - scored - 1;
+  options.attention = model.prefill_attention(options, read);  // one mode for all pieces
+  std::vector<Token> ids;                                      // that were scored
   std::int64_t done = 0;
   const ProgressFn progress_of_score = progress.callback("score");
   const std::int64_t total = std::ssize(pieces) * per_piece;
   for (const std::vector<Token>& piece : pieces) {
-    const auto read = static_cast<std::size_t>(length - scored - 1);
+    const std::span<const Token> tokens(piece);
+    const auto fed_from = static_cast<std::size_t>(read);
     std::shared_ptr<const Context> context =
-        model.prefill(std::span(piece).first(read), options, progress.callback("prefill"));
+        model.prefill(tokens.first(fed_from), options, progress.callback("prefill"));
     for (const RetrievalFlags& choice : chosen)
       context = with_retrieval(context, choice, model, progress);
-    run.add(context, std::span(piece).subspan(read), [&](std::int64_t fed) {
+    run.add(context, tokens.subspan(fed_from), [&](std::int64_t fed) {
       progress_of_score({"score", "tokens", done + fed, total});
     });
     done += per_piece;
@@ -184,11 +187,9 @@ int run_perplexity(PerplexityFlags flags) {
   progress_of_score({"score", "tokens", total, total});
   progress.finish();
   const PerplexityReport report = run.report();
-  const std::int64_t read = length - scored - 1;
-  const PrefillFlags read_by = resolved(flags.prefill, config.attention, {&read, 1}, device);
   const PerplexityFacts facts{.piece_tokens = length,
                               .kv_dtype = flags.prefill.dtype,
-                              .prefill = read_by.mode,
+                              .prefill = std::string(name_of(options.attention.mode)),
                               .weights = flags.model.weights,
                               .device = device.name(),
                               .version = version()};

@@ -12,6 +12,7 @@
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/report.h"
+#include "src/context/prefill_visibility.h"
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
 #include "src/core/text/printable.h"
@@ -52,12 +53,13 @@ PlanRequest request_of(const PlanFlags& flags) {
   return request;
 }
 
-/// What reading the text takes, and what it would take if each token attended all before it.
+/// What reading a text takes, and what it would take if each token attended all before it.
 struct Reading {
   PrefillAttention attention = {};  // with the mode that is planned
   double dense_flop = 0;            // of attention alone
   double sparse_flop = 0;           // if each token attends as many keys as it may
   bool host = false;                // which computes
+  bool can_be_sparse = true;        // on the device that computes
 
   /// What a few cores of a CPU do, as an order: whoever knows theirs can divide.
   static constexpr double host_flops = 100e9;
@@ -81,12 +83,10 @@ double pairs_of(std::int64_t tokens, std::int64_t most) {
   return first * first / 2 + (static_cast<double>(tokens) - first) * static_cast<double>(most);
 }
 
-Reading reading_of(const PlanFlags& flags, const PlanRequest& request,
+Reading reading_of(const PrefillAttention& attention, const PlanRequest& request,
                    const AttentionShape& shape) {
-  Reading reading{.host = request.gpu_memory == 0};
-  reading.attention = resolve_prefill(prefill_attention(flags.prefill, PrefillAttention().sinks),
-                                      shape, request.tokens, !reading.host);
-  const PrefillAttention& attention = reading.attention;
+  Reading reading{.attention = attention, .host = request.gpu_memory == 0};
+  reading.can_be_sparse = sparse_refusal(shape, attention, !reading.host).empty();
   const std::int64_t chosen = attention.mode == Prefill::window ? 0 : attention.keys;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!shape.is_attention(layer)) continue;
@@ -120,6 +120,7 @@ Json json_of(const MemoryPlan& plan) {
   json["flags"] = plan.flags();
   json["fits"] = plan.fits();
   json["missing_bytes"] = plan.missing();
+  json["prefill"] = name_of(plan.prefill.mode);
   json["loss"] = plan.loss;
   if (!plan.gpu.items.empty()) json["gpu"] = json_of(plan.gpu);
   json["host"] = json_of(plan.host);
@@ -150,8 +151,11 @@ void print_reading(const Reading& reading) {
                format_grouped(attention.keys + attention.window + attention.sinks),
                reading.text_of(reading.sparse_flop), reading.text_of(reading.dense_flop));
   } else if (reading.mode() == Prefill::dense && reading.long_on_host()) {
-    fmt::print("prefill   dense: {}; --prefill sparse takes {} at most\n",
-               reading.text_of(reading.dense_flop), reading.text_of(reading.sparse_flop));
+    const std::string other =
+        reading.can_be_sparse
+            ? fmt::format("--prefill sparse takes {} at most", reading.text_of(reading.sparse_flop))
+            : "this model has no sparse prefill";
+    fmt::print("prefill   dense: {}; {}\n", reading.text_of(reading.dense_flop), other);
   }
 }
 
@@ -166,6 +170,11 @@ std::string missing_text(const MemoryPlan& plan) {
                         byte_text(plan.host.peak - plan.host.limit));
   }
   return text;
+}
+
+/// The plan that is shown: the chosen one, or the nearest if nothing fits.
+const MemoryPlan& shown_of(const MemoryPlan* chosen, const MemoryPlan* up) {
+  return chosen != nullptr ? *chosen : *up;
 }
 
 /// What to change where nothing fits: the index, or the length.
@@ -202,7 +211,7 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
 void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
                 const MemoryPlan* up, const PlanFlags& flags, const Reading& reading,
                 std::int64_t tokens) {
-  const MemoryPlan& shown = chosen != nullptr ? *chosen : *up;
+  const MemoryPlan& shown = shown_of(chosen, up);
   if (chosen != nullptr) {
     fmt::print("{} tokens: the most exact of {} ways that fits\n\n  {}\n\n", format_grouped(tokens),
                plans.size(), shown.flags());
@@ -235,8 +244,6 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
 int run_plan(const PlanFlags& flags) {
   PlanRequest request = request_of(flags);
   const ModelConfig config = described_model(flags.directory);
-  const Reading reading = reading_of(flags, request, config.attention);
-  // auto stays: on a GPU it also depends on what each plan leaves free.
   request.prefill = prefill_attention(flags.prefill, PrefillAttention().sinks);
   for (const std::string& warning : config.warnings) print_warning(warning);
   if (const std::string line = config.beyond_reach(request.tokens); !line.empty())
@@ -244,6 +251,7 @@ int run_plan(const PlanFlags& flags) {
   const std::vector<MemoryPlan> plans = memory_plans(flags.directory, request);
   const MemoryPlan* chosen = best_fitting_plan(plans);
   const MemoryPlan* up = next_better_plan(plans, chosen);
+  const Reading reading = reading_of(shown_of(chosen, up).prefill, request, config.attention);
   const bool weights_here = Model::has_weights(flags.directory);
   if (flags.json) {
     Json json;

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <set>
 
 #include "src/cli/flags/suggest.h"
 #include "src/cli/terminal/parse_numbers.h"
@@ -88,17 +87,6 @@ PrefillAttention prefill_attention(const PrefillFlags& flags, std::int64_t sinks
         flags.keys, attention.least_keys));
   }
   return attention;
-}
-
-PrefillFlags resolved(PrefillFlags flags, const AttentionShape& shape,
-                      std::span<const std::int64_t> lengths, const Device& device) {
-  std::set<Prefill> modes;
-  for (const std::int64_t tokens : lengths) {
-    modes.insert(
-        resolve_prefill(prefill_attention(flags, 0), shape, tokens, device.is_cuda()).mode);
-  }
-  if (modes.size() == 1) flags.mode = name_of(*modes.begin());
-  return flags;
 }
 
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval) {

@@ -126,9 +126,6 @@ void check_differ(const char* flag, const std::vector<T>& values) {
 PrefillAttention prefill_attention(const PrefillFlags& flags, std::int64_t sinks);
 /// Throws UsageError as prefill_attention does.
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
-/// The flags with the mode that texts of these lengths are read in; "auto" stays when they differ.
-PrefillFlags resolved(PrefillFlags flags, const AttentionShape& shape,
-                      std::span<const std::int64_t> lengths, const Device& device);
 /// own: the model's, for flags that are not set.
 SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own = {});
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -33,6 +34,14 @@ void resolve_settings(Json& json, const PrefillFlags& flags, std::int64_t thread
   }
   json["threads"] = threads;
   json["device"] = device;
+}
+
+PrefillFlags as_read(PrefillFlags flags, const std::vector<EvalResult>& answers) {
+  if (answers.empty()) return flags;
+  const std::string& mode = answers.front().prefill;
+  const auto has_mode = [&](const EvalResult& answer) { return answer.prefill == mode; };
+  if (!mode.empty() && std::ranges::all_of(answers, has_mode)) flags.mode = mode;
+  return flags;
 }
 
 std::string settings_text(std::string begin, const RetrievalFlags& retrieval,

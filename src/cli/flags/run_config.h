@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
+#include "src/eval/run/eval_result.h"
 
 namespace topkv::cli {
 
@@ -45,6 +47,10 @@ class ConfigWriter {
 /// Replaces what only the run knows, and leaves out what the prefill does not read.
 void resolve_settings(Json& json, const PrefillFlags& flags, std::int64_t threads,
                       const std::string& device);
+
+/// The flags with the mode in which the contexts of all answers were read. It stays if they differ,
+/// or if an answer does not have it.
+PrefillFlags as_read(PrefillFlags flags, const std::vector<EvalResult>& answers);
 
 /// The line of settings under a table: what begins it, then layers, prefill and rows.
 std::string settings_text(std::string begin, const RetrievalFlags& retrieval,

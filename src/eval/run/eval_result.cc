@@ -67,6 +67,7 @@ Json to_json(const EvalResult& result) {
       json["f1"] = or_null(result.f1);
     }
     if (last == "rows_per_head") json["bytes_read"] = or_null(result.bytes_read);
+    if (last == "select") json["prefill"] = result.prefill;
   });
   return json;
 }
@@ -77,10 +78,11 @@ EvalResult eval_result_from_json(const Json& json) {
   result.budget = or_none<std::int64_t>(json.at("budget"));
   result.score = or_none<double>(json.at("score"));
   result.f1 = or_none<double>(json.at("f1"));
-  // Answers of version 0.1 may lack it.
+  // Answers of version 0.1 may lack these.
   if (json.contains("bytes_read")) {
     result.bytes_read = or_none<std::int64_t>(json.at("bytes_read"));
   }
+  if (json.contains("prefill")) json.at("prefill").get_to(result.prefill);
   return result;
 }
 

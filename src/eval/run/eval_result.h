@@ -71,6 +71,8 @@ struct EvalResult {
   std::int64_t sinks = 0;
   std::int64_t dense_layers = 0;
   std::string select;  ///< "query_head" or "group"
+  /// Mode in which the context was read (name_of(Prefill)); empty in answers of version 0.1.
+  std::string prefill;
   std::uint64_t seed = 0;
   std::string device;
   std::string version;

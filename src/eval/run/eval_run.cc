@@ -164,8 +164,11 @@ void EvalRun::prefill(const EvalTask& task, std::int64_t length,
                          format_percent(task.depths[static_cast<std::size_t>(samples[0].number)]));
   }
   const ProgressFn prefilling = hooks_.stage(stage, answers_);
+  PrefillOptions options = plan_.prefill;
+  options.attention = model_.prefill_attention(options, std::ssize(tokens));
+  prefilled_.attention = options.attention;
   const Stopwatch watch;
-  prefilled_.context = model_.prefill(tokens, plan_.prefill, prefilling, &prefilled_.times);
+  prefilled_.context = model_.prefill(tokens, options, prefilling, &prefilled_.times);
   prefilled_.seconds = watch.seconds() - prefilled_.times.indexing;
   prefilled_.tokens = tokens;
   if (std::ssize(tokens) < long_context || !hooks_.note) return;
@@ -271,6 +274,7 @@ void EvalRun::answer(const EvalTask& task, const Sample& sample, const Method& m
   result.sinks = session.options().sinks;
   result.dense_layers = session.options().dense_layers;
   result.select = session.options().select_by == SelectBy::group ? "group" : "query_head";
+  result.prefill = name_of(prefilled_.attention.mode);
   result.seed = plan_.seed;
   result.device = model_.device().name();
   result.version = plan_.version;

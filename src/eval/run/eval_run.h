@@ -67,7 +67,8 @@ class EvalRun {
   struct Prefilled {
     std::vector<Token> tokens;
     std::shared_ptr<const Context> context;
-    double seconds = 0;  ///< without indices
+    PrefillAttention attention = {};  ///< with the mode that it was read in
+    double seconds = 0;               ///< without indices
     ForwardTimes times = {};
   };
   /// A context with the indices of one method.

@@ -67,6 +67,7 @@ void each_member(Result& result, const Visit& visit) {
   visit("kv_topk", result.topk);
   visit("kv_window", result.window);
   visit("kv_sinks", result.sinks);
+  visit.later("prefill", result.prefill);
   visit("seed", result.seed);
   visit("version", result.version);
 }
@@ -83,6 +84,7 @@ struct CellWriter {
     json[name] = or_null(member);
   }
   void derived(const char* name, const Json& value) const { json[name] = value; }
+  void later(const char* name, const std::string& member) const { json[name] = member; }
 };
 
 struct CellReader {
@@ -97,6 +99,10 @@ struct CellReader {
     member = or_none<T>(json.at(name));
   }
   void derived(const char* name, const Json& /*value*/) const { json.at(name); }
+  /// Cells of version 0.1 lack it.
+  void later(const char* name, std::string& member) const {
+    if (json.contains(name)) json.at(name).get_to(member);
+  }
 };
 
 }  // namespace

@@ -31,7 +31,9 @@ void give_logits(Forward& forward, std::int64_t first, std::int64_t count, std::
 
 }  // namespace
 
-std::int64_t Model::prefill_rows_bytes(std::int64_t tokens, const PrefillOptions& options) const {
+std::int64_t Model::prefill_rows_bytes(std::int64_t tokens, const PrefillOptions& given) const {
+  PrefillOptions options = given;
+  options.attention = prefill_attention(given, tokens);
   constexpr std::int64_t any_room = std::numeric_limits<std::int64_t>::max();
   const std::int64_t chunk =
       choose_prefill_chunk(impl_->config, *impl_->device.compute(), options, tokens, any_room);

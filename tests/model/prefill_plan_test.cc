@@ -1,0 +1,79 @@
+// Plans of a prefill for a CUDA device: which mode they say, with the memory of that mode.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "src/model/model_impl.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+/// A device whose prefill takes memory for each token of a text in which tokens choose keys, and
+/// none else.
+class SparseSizes final : public DeviceSizes {
+ public:
+  static constexpr std::int64_t of_token = 4096;
+
+  bool is_cuda() const override { return true; }
+  DType operand_dtype() const override { return DType::bf16; }
+  std::int64_t prefill_chunk() const override { return 8192; }
+  std::int64_t upload_bytes(const Matrix& /*host*/) const override { return 0; }
+  std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,
+                                       const PrefillVisibility& visible, KvDType /*rows*/,
+                                       std::int64_t /*chunk*/, std::int64_t tokens) const override {
+    for (const LayerVisibility& layer : visible)
+      if (layer.chooses()) return tokens * of_token;
+    return 0;
+  }
+  std::int64_t decode_backend_bytes(const SessionShape& /*shape*/) const override { return 0; }
+};
+
+constexpr std::int64_t text_tokens = 1 << 20;
+constexpr std::int64_t ample = 64LL << 30;  // bytes of device memory
+constexpr std::int64_t scarce = 2LL << 30;  // less than the rows of a layer
+
+ModelConfig needle_config() { return ModelConfig::load(TOPKV_SOURCE_DIR "/models/needle-14m"); }
+
+DevicePlan plan_of(const ModelConfig& config, Prefill mode, std::int64_t tokens,
+                   std::int64_t ceiling, std::int64_t keys = 8192) {
+  DeviceMemory memory;
+  memory.ceiling = ceiling;
+  return plan_device(config, {}, SparseSizes(), memory, {.attention = {.mode = mode, .keys = keys}},
+                     {}, tokens);
+}
+
+TEST(PrefillPlan, HasTheModeOfItsMemory) {
+  const ModelConfig config = needle_config();
+  const DevicePlan sparse = plan_of(config, Prefill::automatic, text_tokens, ample);
+  EXPECT_EQ(sparse.prefill.mode, Prefill::sparse);
+  EXPECT_GE(sparse.items[3].bytes, text_tokens * SparseSizes::of_token);
+  const DevicePlan dense = plan_of(config, Prefill::automatic, text_tokens, scarce);
+  EXPECT_EQ(dense.prefill.mode, Prefill::dense);
+  EXPECT_LT(dense.items[3].bytes, scarce);
+  EXPECT_TRUE(dense.fits());
+  EXPECT_EQ(plan_of(config, Prefill::automatic, 32768, ample).prefill.mode, Prefill::dense);
+  const DevicePlan asked = plan_of(config, Prefill::sparse, text_tokens, scarce);
+  EXPECT_EQ(asked.prefill.mode, Prefill::sparse);
+  EXPECT_FALSE(asked.fits());
+}
+
+TEST(PrefillPlan, IsDenseWithoutASparseOneOnTheDevice) {
+  ModelConfig config = needle_config();
+  EXPECT_EQ(plan_of(config, Prefill::automatic, text_tokens, ample, 65537).prefill.mode,
+            Prefill::dense);
+  config.attention.q_heads = 256 * config.attention.kv_heads;
+  const DevicePlan plan = plan_of(config, Prefill::automatic, text_tokens, ample);
+  EXPECT_EQ(plan.prefill.mode, Prefill::dense);
+  EXPECT_LT(plan.items[3].bytes, text_tokens * SparseSizes::of_token);
+  try {
+    plan_of(config, Prefill::sparse, text_tokens, ample);
+    FAIL() << "not refused";
+  } catch (const Unsupported& error) {
+    EXPECT_NE(std::string(error.what()).find("256 query heads"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace topkv
