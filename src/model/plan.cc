@@ -57,10 +57,14 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
   std::int64_t chunk = device.prefill_chunk();
   // Each chunk in which tokens choose takes all rows of a layer to the device. A text in which none
   // choose is read in the chunks of a dense prefill.
-  const PrefillAttention& attention = options.attention;
-  const bool chooses = attention.mode == Prefill::sparse &&
-                       (tokens == 0 || tokens - attention.keys > attention.window);
-  if (device.is_cuda() && chooses) chunk *= 4;
+  const auto chooses = [tokens](const LayerVisibility& seen) {
+    return seen.chooses() &&
+           (tokens == 0 || tokens - seen.blocks.without_choice() > seen.window.window);
+  };
+  if (device.is_cuda() &&
+      std::ranges::any_of(prefill_visibility(config.attention, options.attention, device.is_cuda()),
+                          chooses))
+    chunk *= 4;
   constexpr std::int64_t smallest = 256;
   while (device.is_cuda() && chunk > smallest &&
          prefill_bytes(config, device, options, chunk, tokens) > room) {

@@ -51,13 +51,14 @@ import json
 answer = json.loads(open("events").readlines()[-1])
 assert answer["prefill"] == "sparse"
 assert 0 < answer["attended_keys"] < 0.5 and 0 < answer["attended_mass_least"] < answer["attended_mass"] < 1'
-over --json >events 2>/dev/null
+wide='--prefill-window 8K' # all of the text
+over $wide --json >events 2>/dev/null
 holds 'auto is sparse here' grep -q '"prefill":"sparse","attended_mass":1.0,"attended_mass_least":1.0,"attended_keys":1.0' events
 over --prefill window --prefill-window 64 --json >events 2>/dev/null
 holds 'the share that a window holds is unknown' grep -q '"prefill":"window","attended_mass":null,"attended_mass_least":null,"attended_keys":null' events
-over --prefill dense --quiet >dense && over --quiet >auto
+over --prefill dense --quiet >dense && over $wide --quiet >auto
 holds 'and dense while a text is short' cmp dense auto
-over 2>&1 >/dev/null | grep '^prefill    ' >log
+over $wide 2>&1 >/dev/null | grep '^prefill    ' >log
 holds 'of which nothing is told' test ! -s log
 read_it() { "$topkv" prefill -m "$model" --device cpu -t 2 -f long.txt -o long.tkv "$@"; }
 read_it $sparse --measure >out 2>log
@@ -75,12 +76,12 @@ for a, b in zip(measured["layers"], estimated["layers"]):
     assert abs(a["attended_mass"] - b["attended_mass"]) < 0.1
 assert measured["attended_mass_least"] == min(x["attended_mass"] for x in measured["layers"])
 assert measured["attended_mass"] != estimated["attended_mass"]'
-read_it --measure --json >measured 2>log
+read_it $wide --measure --json >measured 2>log
 holds 'nothing is measured where tokens attend to all' python3 -c '
 import json
 short = json.load(open("measured"))
 assert short["measured"] is False and short["attended_mass"] == 1'
-read_it --measure >out 2>log
+read_it $wide --measure >out 2>log
 holds 'which is said' grep -q '^prefill    sparse: not measured, tokens attended to all earlier ones$' log
 read_it $sparse >out 2>log
 holds 'the file says how it was read' sh -c '"$0" info long.tkv | grep -q "sparse prefill"' "$topkv"

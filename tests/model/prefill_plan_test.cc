@@ -59,6 +59,22 @@ TEST(PrefillPlan, HasTheModeOfItsMemory) {
   EXPECT_FALSE(asked.fits());
 }
 
+TEST(PrefillPlan, HasLongChunksIfTokensChoose) {
+  const ModelConfig config = needle_config();
+  const auto chunk = [&](std::int64_t tokens, double mass) {
+    DeviceMemory memory;
+    memory.ceiling = ample;
+    const PrefillAttention attention{
+        .mode = Prefill::sparse, .window = 1024, .keys = 65536, .least_keys = 512, .mass = mass};
+    return plan_device(config, {}, SparseSizes(), memory, {.attention = attention}, {}, tokens)
+        .chunk;
+  };
+  EXPECT_EQ(chunk(text_tokens, 0.9), 32768);
+  EXPECT_EQ(chunk(40000, 0.9), 32768);
+  EXPECT_EQ(chunk(40000, 1), 8192);  // no more than `keys`
+  EXPECT_EQ(chunk(0, 1), 32768);
+}
+
 TEST(PrefillPlan, IsDenseWithoutASparseOneOnTheDevice) {
   ModelConfig config = needle_config();
   EXPECT_EQ(plan_of(config, Prefill::automatic, text_tokens, ample, 65537).prefill.mode,
