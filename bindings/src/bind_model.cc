@@ -119,6 +119,9 @@ void bind_results(py::module_& module) {
       .def_readonly("peak", &DevicePlan::peak, "The most bytes at a time.")
       .def_readonly("ceiling", &DevicePlan::ceiling)
       .def_readonly("chunk", &DevicePlan::chunk, "Tokens of the largest prefill chunk that fits.")
+      .def_property_readonly(
+          "prefill", [](const DevicePlan& plan) { return name_of(plan.prefill.mode); },
+          "The mode in which the text is read; never \"auto\".")
       .def_readonly("weights_bytes", &DevicePlan::weights_bytes,
                     "Bytes of the model's weights in the requested format.")
       .def_readonly("quantised", &DevicePlan::quantised,
@@ -204,6 +207,9 @@ void bind_memory_plan(py::module_& module) {
                              [](const MemoryPlan& plan) { return name_of(plan.weights); })
       .def_property_readonly("kv_dtype", [](const MemoryPlan& plan) { return plan.rows.name(); })
       .def_readonly("kv_index", &MemoryPlan::index)
+      .def_property_readonly(
+          "prefill", [](const MemoryPlan& plan) { return name_of(plan.prefill.mode); },
+          "The mode in which the context is prefilled; never \"auto\".")
       .def_readonly("gpu", &MemoryPlan::gpu, "Without items: the host computes.")
       .def_readonly("host", &MemoryPlan::host)
       .def_readonly("loss", &MemoryPlan::loss,

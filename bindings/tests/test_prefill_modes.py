@@ -150,3 +150,4 @@ def test_a_model_reads_in_each_mode(needle_14m):
     np.testing.assert_array_equal(whole.keys(3, 0), keys["dense"])
     plans = topkv.memory_plans(needle_14m, 1000, prefill="auto")
     assert plans[0].host.peak == topkv.memory_plans(needle_14m, 1000)[0].host.peak
+    assert plans[0].prefill == topkv.Model.plan(needle_14m, "cpu", "auto").prefill == "sparse"
