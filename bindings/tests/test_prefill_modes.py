@@ -114,7 +114,8 @@ def test_auto_depends_on_the_shape():
     def shape(chunk_len=0):
         return topkv.AttentionShape(LAYERS, Q_HEADS, KV_HEADS, DIM, chunk_len=chunk_len)
 
-    assert topkv.resolve_prefill("auto", 10, "cpu") == "sparse"
+    assert topkv.resolve_prefill("auto", 8192, "cpu") == "dense"
+    assert topkv.resolve_prefill("auto", 8193, "cpu") == "sparse"
     assert topkv.resolve_prefill("auto", 1 << 20, "cpu") == "sparse"
     assert topkv.resolve_prefill("auto", 1 << 20, "cpu", shape=shape(), keys=1 << 20) == "sparse"
     assert topkv.resolve_prefill("auto", 1 << 20, "cpu", shape=shape(100)) == "dense"
@@ -138,15 +139,15 @@ def test_a_model_reads_in_each_mode(needle_14m):
         assert context.tokens == len(tokens) and len(shares) == model.config.attention.layers
         keys[mode] = context.keys(3, 0)
         for share in shares:
-            if mode in ("sparse", "auto"):
+            if mode == "sparse":
                 assert share.queries > 0 and 0 < share.mass < 1 and 0 < share.keys < 0.5
             else:
                 assert share.queries == 0
-    np.testing.assert_array_equal(keys["auto"], keys["sparse"])
+    np.testing.assert_array_equal(keys["auto"], keys["dense"])
     assert not np.array_equal(keys["sparse"], keys["dense"])
     # Those are the text's first tokens, which attend everything.
     np.testing.assert_allclose(keys["sparse"][:64], keys["dense"][:64], atol=1e-4)
-    whole = model.prefill(tokens, "auto", kv_dtype="f32")
+    whole = model.prefill(tokens, "sparse", kv_dtype="f32")
     np.testing.assert_array_equal(whole.keys(3, 0), keys["dense"])
     plans = topkv.memory_plans(needle_14m, 1000, prefill="auto")
     assert plans[0].host.peak == topkv.memory_plans(needle_14m, 1000)[0].host.peak

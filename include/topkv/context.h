@@ -73,7 +73,7 @@ struct PrefillAttention {
 };
 
 /// Returns the attention with a mode that is not automatic. A text of `tokens` tokens is read:
-/// - on the host: sparse;
+/// - on the host: dense up to 8,192 tokens, and sparse beyond;
 /// - on a CUDA device: dense up to 32,768 tokens, and sparse beyond;
 /// - dense, if the device has no sparse prefill of this shape.
 ///

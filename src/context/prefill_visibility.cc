@@ -107,7 +107,7 @@ std::string sparse_refusal(const AttentionShape& shape, const PrefillAttention& 
 PrefillAttention resolve_prefill(PrefillAttention attention, const AttentionShape& shape,
                                  std::int64_t tokens, bool on_cuda) {
   if (attention.mode == Prefill::automatic) {
-    const bool dense = (on_cuda && tokens <= longest_dense_on_cuda) ||
+    const bool dense = tokens <= (on_cuda ? longest_dense_on_cuda : longest_dense_on_host) ||
                        !sparse_refusal(shape, attention, on_cuda).empty();
     attention.mode = dense ? Prefill::dense : Prefill::sparse;
   }

@@ -9,7 +9,8 @@
 
 namespace topkv {
 
-/// Tokens up to which an automatic prefill on a CUDA device is dense.
+/// Tokens up to which an automatic prefill is dense: what a sparse one gains is little there.
+inline constexpr std::int64_t longest_dense_on_host = 8192;
 inline constexpr std::int64_t longest_dense_on_cuda = 32768;
 
 /// Returns why the host or a CUDA device cannot read a text in sparse mode, with what to do; empty

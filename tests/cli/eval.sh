@@ -14,7 +14,7 @@ lines() { wc -l <out/samples.jsonl; }
 
 holds 'an evaluation runs to its end' evaluate --tasks niah_single_1,passkey,passkey_steps \
   --methods 'dense;exact;streaming' --budgets 32,64
-holds 'auto is named by the mode that it became' sh -c 'grep -q "^settings .*; prefill sparse " stdout && [ "$(grep -c "\"prefill\":\"sparse\"" out/samples.jsonl)" -eq 15 ]'
+holds 'auto is named by the mode that it became' sh -c 'grep -q "^settings .*; prefill dense" stdout && [ "$(grep -c "\"prefill\":\"dense\"" out/samples.jsonl)" -eq 15 ]'
 holds 'every answer is a line: one of dense, one for each budget of others' [ "$(lines)" -eq 15 ]
 holds 'dense has no budget' [ "$(grep -c '"method":"dense","budget":null' out/samples.jsonl)" -eq 3 ]
 holds 'dense finds the needle' \

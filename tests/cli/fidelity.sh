@@ -50,7 +50,7 @@ holds 'and as JSON' fidelity --prefill dense --prefill sparse --prefill-keys 409
 holds 'all keys are dense' grep -q '"setting":"sparse 1024 + 512 to 4096 keys, mass 0.98".*"keys_share":1.0,.*"text_kl":0.0,' stdout
 holds 'ways that become the same are measured once' fidelity --prefill auto --prefill sparse --prefill-keys 4096 --json
 holds 'in a line beside the dense one' [ "$(wc -l <stdout)" -eq 2 ]
-holds 'which is said' grep -q '^sparse 1024 + 512 to 4096 keys, mass 0.98: reads this text as sparse 1024 + 512 to 4096 keys, mass 0.98, which is measured once$' stderr
+holds 'which is said' grep -q '^auto 1024 + 512 to 4096 keys, mass 0.98: reads this text as dense, which is measured once$' stderr
 fidelity --prefill dense --prefill sparse --svg a.svg
 holds 'no picture is drawn of them' [ $? -eq 2 ]
 holds 'which is said' grep -q -- '--svg: draws one prefill' stderr

@@ -40,7 +40,7 @@ holds 'and goes on where the text has a backslash' cmp whole cut
 # A text that is longer than what its tokens attend.
 python3 -c 'print("The sky is blue and the grass is green. The sun is over the hill by the sea. " * 150)' >long.txt
 over() { "$topkv" generate -m "$model" --device cpu -t 2 -f long.txt -p 'The sky' -n 4 "$@"; }
-sparse='--prefill-window 64 --prefill-keys 256 --prefill-least 0'
+sparse='--prefill sparse --prefill-window 64 --prefill-keys 256 --prefill-least 0'
 over $sparse >out 2>log
 holds 'the share of attention that a sparse prefill met is told' grep -q '^prefill    sparse: [0-9.]* % of dense attention by estimate ([0-9.]* % in layer [0-9], the least), [0-9.]* % of the keys$' log
 over $sparse --quiet >out 2>log
@@ -51,13 +51,16 @@ import json
 answer = json.loads(open("events").readlines()[-1])
 assert answer["prefill"] == "sparse"
 assert 0 < answer["attended_keys"] < 0.5 and 0 < answer["attended_mass_least"] < answer["attended_mass"] < 1'
-wide='--prefill-window 8K' # all of the text
+wide='--prefill sparse --prefill-window 8K' # all of the text
 over $wide --json >events 2>/dev/null
-holds 'auto is sparse here' grep -q '"prefill":"sparse","attended_mass":1.0,"attended_mass_least":1.0,"attended_keys":1.0' events
+holds 'a text within its window is attended whole' grep -q '"prefill":"sparse","attended_mass":1.0,"attended_mass_least":1.0,"attended_keys":1.0' events
 over --prefill window --prefill-window 64 --json >events 2>/dev/null
 holds 'the share that a window holds is unknown' grep -q '"prefill":"window","attended_mass":null,"attended_mass_least":null,"attended_keys":null' events
-over --prefill dense --quiet >dense && over $wide --quiet >auto
-holds 'and dense while a text is short' cmp dense auto
+over --prefill dense --quiet >dense && over $wide --quiet >all && over --quiet >auto
+holds 'as a dense prefill attends it' cmp dense all
+holds 'auto is dense while a text is short' cmp dense auto
+over --json >events 2>/dev/null
+holds 'and says so' grep -q '"prefill":"dense"' events
 over $wide 2>&1 >/dev/null | grep '^prefill    ' >log
 holds 'of which nothing is told' test ! -s log
 read_it() { "$topkv" prefill -m "$model" --device cpu -t 2 -f long.txt -o long.tkv "$@"; }

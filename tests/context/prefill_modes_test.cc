@@ -23,7 +23,8 @@ TEST(ResolvedPrefill, DependsOnTheLengthAndTheDevice) {
   const auto mode = [](const AttentionShape& of, Prefill given, std::int64_t tokens, bool cuda) {
     return resolve_prefill({.mode = given}, of, tokens, cuda).mode;
   };
-  EXPECT_EQ(mode(shape, Prefill::automatic, 1, false), Prefill::sparse);
+  EXPECT_EQ(mode(shape, Prefill::automatic, longest_dense_on_host, false), Prefill::dense);
+  EXPECT_EQ(mode(shape, Prefill::automatic, longest_dense_on_host + 1, false), Prefill::sparse);
   EXPECT_EQ(mode(shape, Prefill::automatic, 1 << 20, false), Prefill::sparse);
   EXPECT_EQ(mode(shape, Prefill::automatic, longest_dense_on_cuda, true), Prefill::dense);
   EXPECT_EQ(mode(shape, Prefill::automatic, longest_dense_on_cuda + 1, true), Prefill::sparse);
