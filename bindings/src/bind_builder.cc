@@ -6,6 +6,9 @@
 #include "bindings/src/bind_states.h"
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
+#include "src/context/prefill_visibility.h"
+#include "src/device/compute_device.h"
+#include "topkv/error.h"
 
 namespace topkv::python {
 namespace {
@@ -77,19 +80,42 @@ void bind_builder(py::module_& module) {
   module.def(
       "resolve_prefill",
       [](const std::string& prefill, std::int64_t tokens, const py::object& device,
-         const AttentionShape* shape, std::int64_t keys) {
-        const PrefillAttention attention{.mode = parse_prefill(prefill), .keys = keys};
-        return name_of(resolve_prefill(attention, shape != nullptr ? *shape : AttentionShape(),
-                                       tokens, device_of(device).is_cuda())
+         const AttentionShape* shape, std::int64_t keys, std::optional<std::int64_t> memory,
+         std::int64_t chunk, std::int64_t capacity, const std::string& dtype, std::int64_t window,
+         std::int64_t sinks) {
+        const PrefillAttention attention{
+            .mode = parse_prefill(prefill), .window = window, .sinks = sinks, .keys = keys};
+        const AttentionShape of = shape != nullptr ? *shape : AttentionShape();
+        const Device where = device_of(device);
+        if (!memory) return name_of(resolve_prefill(attention, of, tokens, where.is_cuda()).mode);
+        if (shape == nullptr || chunk < 1 || capacity < 0) {
+          throw InvalidArgument(
+              fmt::format("memory is given with {}, a chunk of {} tokens and a capacity of {}; "
+                          "expected a shape, at least 1 and at least 0",
+                          shape == nullptr ? "no shape" : "a shape", chunk, capacity));
+        }
+        of.check();
+        return name_of(fitting_prefill(attention, of, tokens, *where.compute(),
+                                       {.bytes = *memory,
+                                        .rows = KvDType::parse(dtype),
+                                        .chunk = chunk,
+                                        .capacity = capacity})
                            .mode);
       },
       py::arg("prefill"), py::arg("tokens"), py::arg("device") = py::none(), py::kw_only(),
       py::arg("shape") = py::none(), py::arg("keys") = PrefillAttention().keys,
+      py::arg("memory") = py::none(), py::arg("chunk") = 8192, py::arg("capacity") = 0,
+      py::arg("dtype") = "bf16", py::arg("window") = PrefillAttention().window,
+      py::arg("sinks") = PrefillAttention().sinks,
       "The prefill of a text of `tokens` tokens: \"sparse\" or \"dense\" for \"auto\", and the "
       "same "
       "name for others.\n\n"
       "shape: of the model's attention; None: any that has a sparse prefill. keys: prefill_keys of "
       "the ContextBuilder.\n\n"
+      "memory: the bytes of a CUDA device that the attention may take; None: any number. \"auto\" "
+      "is "
+      "\"dense\" if a sparse prefill takes more, with the shape, chunk (the most tokens of a call "
+      "of attend()), and the capacity, dtype, keys, window and sinks of the ContextBuilder.\n\n"
       "Raises Unsupported for \"sparse\" if the device has no sparse prefill of this shape and "
       "this "
       "number of keys. \"auto\" is dense then.");

@@ -122,6 +122,11 @@ def test_auto_depends_on_the_shape():
     assert topkv.resolve_prefill("auto", 1 << 20, "cpu", shape=shape(8192)) == "sparse"
     with pytest.raises(topkv.Unsupported, match="chunks of 100 tokens; expected a multiple of 128"):
         topkv.resolve_prefill("sparse", 1 << 20, "cpu", shape=shape(100))
+    some = {"memory": 0, "chunk": 100, "capacity": 1 << 20, "dtype": "q8", "window": 64, "sinks": 0}
+    assert topkv.resolve_prefill("auto", 1 << 20, "cpu", shape=shape(), **some) == "sparse"
+    for wrong in ({"chunk": 0}, {"capacity": -1}, {"shape": None}):
+        with pytest.raises(topkv.InvalidArgument, match="expected a shape, at least 1 and at least 0"):
+            topkv.resolve_prefill("auto", 1, "cpu", **{"shape": shape()} | some | wrong)
     for mode in ("dense", "window", "sparse"):
         assert topkv.resolve_prefill(mode, 1 << 20, "cpu") == mode
     with pytest.raises(topkv.InvalidArgument, match="prefill is 'full'"):

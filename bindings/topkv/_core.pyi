@@ -268,8 +268,16 @@ def resolve_prefill(
     *,
     shape: AttentionShape | None = None,
     keys: int = 8192,
+    memory: int | None = None,
+    chunk: int = 8192,
+    capacity: int = 0,
+    dtype: str = "bf16",
+    window: int = 1024,
+    sinks: int = 4,
 ) -> str:
-    """The prefill of a text of `tokens` tokens: "sparse" or "dense" for "auto"."""
+    """The prefill of a text of `tokens` tokens: "sparse" or "dense" for "auto".
+
+    memory: the bytes of a CUDA device that a sparse prefill may take; None: any number."""
 
 class ContextBuilder:
     """Collects the rows of a context as the network produces them."""

@@ -115,6 +115,18 @@ PrefillAttention resolve_prefill(PrefillAttention attention, const AttentionShap
   return attention;
 }
 
+PrefillAttention fitting_prefill(const PrefillAttention& attention, const AttentionShape& shape,
+                                 std::int64_t tokens, const DeviceSizes& device,
+                                 const PrefillRoom& room) {
+  PrefillAttention fitting = resolve_prefill(attention, shape, tokens, device.is_cuda());
+  const bool chosen = attention.mode == Prefill::automatic && fitting.mode == Prefill::sparse;
+  if (!chosen || !device.is_cuda()) return fitting;
+  const std::int64_t bytes = device.allocation_bytes(device.prefill_attention_bytes(
+      shape, prefill_visibility(shape, fitting, true), room.rows, room.chunk, room.capacity));
+  if (bytes > room.bytes) fitting.mode = Prefill::dense;
+  return fitting;
+}
+
 PrefillVisibility prefill_visibility(const AttentionShape& shape, const PrefillAttention& attention,
                                      bool on_cuda) {
   if (attention.mode == Prefill::automatic) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/device/device_prefill.h"
+#include "src/device/device_sizes.h"
 #include "topkv/context.h"
 
 namespace topkv {
@@ -25,5 +26,19 @@ std::string sparse_refusal(const AttentionShape& shape, const PrefillAttention& 
 /// Unsupported as resolve_prefill does.
 PrefillVisibility prefill_visibility(const AttentionShape& shape, const PrefillAttention& attention,
                                      bool on_cuda);
+
+/// What a prefill may take of a device's memory, and what decides how much it takes.
+struct PrefillRoom {
+  std::int64_t bytes = 0;     ///< of the device's memory, for attention alone
+  KvDType rows = {};          ///< how rows are stored
+  std::int64_t chunk = 0;     ///< the most tokens of a step
+  std::int64_t capacity = 0;  ///< tokens that rows are reserved for; 0: not known, and not counted
+};
+
+/// Returns resolve_prefill()'s answer. An automatic mode that becomes sparse on a CUDA device is
+/// dense instead if a sparse prefill takes more memory than there is room.
+PrefillAttention fitting_prefill(const PrefillAttention& attention, const AttentionShape& shape,
+                                 std::int64_t tokens, const DeviceSizes& device,
+                                 const PrefillRoom& room);
 
 }  // namespace topkv

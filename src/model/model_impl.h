@@ -26,7 +26,8 @@ inline constexpr std::int64_t session_chunk = most_step_tokens;
 /// if the memory of a sparse prefill would be above `room`. This alone decides: plans, prefills and
 /// reports have its answer. tokens: of the text; 0: not known. Throws as resolve_prefill does.
 PrefillAttention fitting_prefill(const ModelConfig& config, const DeviceSizes& device,
-                                 PrefillOptions options, std::int64_t tokens, std::int64_t room);
+                                 const PrefillOptions& options, std::int64_t tokens,
+                                 std::int64_t room);
 /// Prefill chunks that are tried, largest first, until one fits the device's memory. tokens: of the
 /// text; 0: not known. REQUIRES: a mode that is not automatic.
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,

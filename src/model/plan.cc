@@ -20,6 +20,13 @@ std::int64_t device_states_bytes(const AttentionShape& shape, const DeviceSizes&
   return bytes;
 }
 
+/// What a step of `chunk` tokens takes beside its attention.
+std::int64_t network_bytes(const ModelConfig& config, const DeviceSizes& device,
+                           std::int64_t chunk) {
+  return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
+         device_states_bytes(config.attention, device);
+}
+
 }  // namespace
 
 std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
@@ -27,24 +34,20 @@ std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
   const std::int64_t attention = device.prefill_attention_bytes(
       config.attention, prefill_visibility(config.attention, options.attention, device.is_cuda()),
       options.kv_dtype, chunk, tokens);
-  return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
-         device.allocation_bytes(attention) + device_states_bytes(config.attention, device);
+  return network_bytes(config, device, chunk) + device.allocation_bytes(attention);
 }
 
 PrefillAttention fitting_prefill(const ModelConfig& config, const DeviceSizes& device,
-                                 PrefillOptions options, std::int64_t tokens, std::int64_t room) {
-  const bool chosen = options.attention.mode == Prefill::automatic;
-  options.attention =
-      resolve_prefill(options.attention, config.attention, tokens, device.is_cuda());
-  if (!chosen || options.attention.mode != Prefill::sparse || !device.is_cuda())
-    return options.attention;
+                                 const PrefillOptions& options, std::int64_t tokens,
+                                 std::int64_t room) {
   // With shorter chunks, all rows of a layer cross to the device so often that dense is quicker.
   constexpr std::int64_t shortest = 2048;
   std::int64_t chunk = options.chunk > 0 ? options.chunk : shortest;
   if (tokens > 0) chunk = std::min(chunk, tokens);
-  if (prefill_bytes(config, device, options, chunk, tokens) > room)
-    options.attention.mode = Prefill::dense;
-  return options.attention;
+  const std::int64_t network = network_bytes(config, device, chunk);
+  return fitting_prefill(
+      options.attention, config.attention, tokens, device,
+      {.bytes = room - network, .rows = options.kv_dtype, .chunk = chunk, .capacity = tokens});
 }
 
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,

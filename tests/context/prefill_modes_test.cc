@@ -9,6 +9,7 @@
 
 #include "src/attention/block_choice.h"
 #include "src/context/prefill_visibility.h"
+#include "src/device/device_sizes.h"
 #include "tests/support/reference.h"
 #include "tests/support/stream.h"
 #include "topkv/context.h"
@@ -51,6 +52,46 @@ std::string refused(const Call& call) {
   }
   ADD_FAILURE() << "not refused";
   return {};
+}
+
+/// Sizes of a device on which attention takes two bytes for each number of its arguments.
+class FewSizes final : public DeviceSizes {
+ public:
+  explicit FewSizes(bool cuda) : cuda_(cuda) {}
+  bool is_cuda() const override { return cuda_; }
+  DType operand_dtype() const override { return DType::bf16; }
+  std::int64_t prefill_chunk() const override { return 8192; }
+  std::int64_t allocation_bytes(std::int64_t bytes) const override { return bytes + 1; }
+  std::int64_t upload_bytes(const Matrix& /*host*/) const override { return 0; }
+  std::int64_t decode_backend_bytes(const SessionShape& /*shape*/) const override { return 0; }
+  std::int64_t prefill_attention_bytes(const AttentionShape& shape,
+                                       const PrefillVisibility& visible, KvDType rows,
+                                       std::int64_t chunk, std::int64_t tokens) const override {
+    EXPECT_TRUE(visible[0].chooses());
+    EXPECT_EQ(rows, DType::q8);
+    return 2 * (shape.head_dim + chunk + tokens);
+  }
+
+ private:
+  bool cuda_;
+};
+
+TEST(FittingPrefill, IsDenseOnACudaDeviceWithoutTheMemory) {
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  constexpr std::int64_t text = longest_dense_on_cuda + 1;
+  constexpr std::int64_t needed = 2 * (16 + 100 + 3000) + 1;
+  const auto mode = [&](Prefill given, std::int64_t tokens, bool cuda, std::int64_t bytes) {
+    return fitting_prefill({.mode = given}, shape, tokens, FewSizes(cuda),
+                           {.bytes = bytes, .rows = DType::q8, .chunk = 100, .capacity = 3000})
+        .mode;
+  };
+  EXPECT_EQ(mode(Prefill::automatic, text, true, needed), Prefill::sparse);
+  EXPECT_EQ(mode(Prefill::automatic, text, true, needed - 1), Prefill::dense);
+  EXPECT_EQ(mode(Prefill::automatic, text, true, -1), Prefill::dense);
+  EXPECT_EQ(mode(Prefill::automatic, text - 1, true, needed), Prefill::dense);
+  EXPECT_EQ(mode(Prefill::automatic, text, false, 0), Prefill::sparse);
+  for (const Prefill given : {Prefill::dense, Prefill::sparse, Prefill::window})
+    EXPECT_EQ(mode(given, text, true, 0), given);
 }
 
 TEST(ResolvedPrefill, IsDenseWithoutASparseOneOnTheDevice) {

@@ -168,8 +168,8 @@ def test_texts_are_read_as_the_prefill_says(model, tokenizer, tmp_path, monkeypa
     monkeypatch.setattr(topkv.hf.TopkCache, "freeze", watched)
     ways = {
         "dense": {},
-        "all": {"prefill": "sparse"},  # as many keys as the text has
-        "auto": {"prefill": "auto"},
+        "all": {"prefill": "sparse", "prefill_mass": 1},  # as many keys as the text has
+        "auto": {"prefill": "auto", "prefill_mass": 1},
         "window": {"prefill": "window"},
         "sparse": {"prefill": "sparse", "prefill_keys": 64, "prefill_least": 0},
         "less": {"prefill": "sparse", "prefill_keys": 64, "prefill_least": 0, "prefill_mass": 0.1},
@@ -182,6 +182,8 @@ def test_texts_are_read_as_the_prefill_says(model, tokenizer, tmp_path, monkeypa
         keys[way] = read[0]
         run = json.loads((tmp_path / way / "run.json").read_text())
         assert run.get("prefill", "dense") == settings.prefill
+        mode = "dense" if settings.prefill == "auto" else settings.prefill  # the text is short
+        assert [answer["prefill"] for answer in answers(tmp_path / way)] == [mode]
         assert ("prefill_keys" in run) == (settings.prefill in ("sparse", "auto"))
     assert (keys["all"] == keys["dense"]).all() and (keys["auto"] == keys["dense"]).all()
     off = [abs(keys[way] - keys["dense"]).mean() for way in ("sparse", "less", "window")]

@@ -174,6 +174,7 @@ class Run:
                 "decode_steps": answer.decode_steps,
                 "seconds": seconds,
                 **_came_to(method, budget, cache),
+                "prefill": "dense" if method.is_plain else cache.prefill_mode,
                 "seed": self._settings.seed,
                 "device": self._device,
                 "version": VERSION,

@@ -20,6 +20,7 @@ from topkv.hf.method import Method, PreparedMethod, check_session
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import flag, integer, make_options, text
 from topkv.hf.state import CacheMemory, State
+from topkv.hf.texts_read import TextsRead
 from topkv.hf.watch import watch
 
 
@@ -58,16 +59,19 @@ class TopkCache(CacheCalls):
       dense_layers: the first n full-attention layers attend every token.
       prefill: what tokens attend while the text is read. "dense": all earlier tokens. "window": the
         `sinks` and `window` tokens only. "sparse": these, and blocks of 64 keys that each block of
-        128 tokens chooses for itself. "auto": "sparse", but "dense" on a CUDA device for a text that
-        is known to be so short that this is quicker (``topkv.resolve_prefill``), and with `shard`.
-        A text's length is known from ``generate`` or `max_cache_len`.
+        128 tokens chooses for itself. "auto": "sparse", but "dense" with `shard`, and for a text
+        that is known to be so short that little is gained (``topkv.resolve_prefill``).
+        A text's length is known from ``generate`` or `max_cache_len`. "auto" is "dense", with a warning,
+        if all rows of one layer do not fit into the memory of the CUDA device. A text of unknown length
+        may outgrow that memory: it is read on densely. `prefill_mode` says how a text is read.
       prefill_keys: with "sparse", the most keys that a block of tokens chooses.
       prefill_least: with "sparse", the fewest; None: 512, or prefill_keys if that is less.
       prefill_mass: with "sparse", no more keys are chosen once this share of attention is met; 1:
         always prefill_keys.
       kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; "q8", "q4" or "q8/q4" (keys/values)
         for rows of half the size and less. None: the model's dtype, and bf16 on a CUDA device.
-      max_cache_len: tokens of the text, to reserve rows once; 0: rows grow with the text.
+      max_cache_len: tokens of the text, to reserve rows once; 0: as many as ``generate`` is given, else
+        rows grow with the text.
       session_capacity: tokens that can follow the text.
       device_memory: limit of topkv's GPU memory in bytes; 0: the free memory.
       measure_recall: compare every search with exact search, which is slow; see ``stats()``.
@@ -246,6 +250,16 @@ class TopkCache(CacheCalls):
         """The frozen texts: one that all batch rows share, or one for each batch row."""
         text = self._engine.state.text
         return [] if text is None else list(text.contexts)
+
+    @property
+    def prefill_mode(self) -> str | None:
+        """How the text is read, or was read: "dense", "sparse" or "window". With "auto" this is what was
+        decided. None: nothing was read yet, or the text came from a file or a context. Of several texts,
+        "dense" if one of them is read so."""
+        state = self._engine.state
+        if state.text is not None:
+            return state.text.prefill
+        return state.rows.mode if isinstance(state.rows, TextsRead) else None
 
     @property
     def device(self) -> topkv.Device | None:

@@ -15,6 +15,7 @@ from topkv.hf.ids import HeldIds
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import Options
 from topkv.hf.passes import Passes
+from topkv.hf.prefill_mode import PrefillMode, room_of
 from topkv.hf.rows import (
     SessionRows,
     Step,
@@ -27,9 +28,6 @@ from topkv.hf.rows import (
 from topkv.hf.state import Rows, State
 from topkv.hf.texts_read import TextsRead
 
-
-#: Tokens of a text whose length is not known.
-_ANY_LENGTH = 2**62
 
 
 class Engine(Passes):
@@ -232,26 +230,30 @@ class Engine(Passes):
         if self.state.text is not None:
             return SessionRows(self._make_sessions())
         shape = shape_of(options.layers, query, keys, values, scale, softcap, self.row_layer)
-        ranks = 1 if options.shards is None else options.shards.ranks
         topkv.IndexSpec(options.session["index"]).check(shape.head_dim, 0)  # now, not once it is read
         done = self.open_pass()
-        return TextsRead(
+        chunk, prefill = keys.shape[-2], options.prefill
+        if options.shards is not None and prefill["prefill"] == "auto":
+            prefill = prefill | {"prefill": "dense"}
+        modes = PrefillMode(
+            prefill,
             shape,
             self.device,
-            texts=self.state.batch // done.alike,
-            alike=done.alike,
-            capacity=max(keys.shape[-2], -(-options.max_cache_len // ranks)),
-            dtype=options.kv_dtype or row_dtype(keys.dtype, keys.device),
-            **options.prefill | {"prefill": self._prefill_mode()},
+            options.kv_dtype or row_dtype(keys.dtype, keys.device),
+            tokens=max(self.reads_until, options.max_cache_len),
+            room=lambda: room_of(self.device, self.torch_device),
         )
+        capacities = [
+            max(chunk, self._known_rows(row)) for row in range(0, self.state.batch, done.alike)
+        ]
+        return TextsRead(modes, alike=done.alike, capacities=capacities, chunk=chunk)
 
-    def _prefill_mode(self) -> str:
-        """The mode in which a text is read that begins now."""
-        mode = self.options.prefill["prefill"]
-        if mode == "auto" and self.options.shards is not None:
-            return "dense"
-        known = max(self.reads_until, self.options.max_cache_len)  # tokens
-        return topkv.resolve_prefill(mode, known or _ANY_LENGTH, self.device)
+    def _known_rows(self, row: int) -> int:
+        """The rows that the text of a batch row will have in this process; 0: not known."""
+        shards, most = self.options.shards, self.options.max_cache_len
+        if shards is not None:
+            return -(-most // shards.ranks)
+        return max(most, self.reads_until - self.state.pads[row])
 
     def _make_sessions(self) -> list[topkv.Session]:
         text, given = self.state.text, self.options.session

@@ -20,7 +20,7 @@ def text_of(state: State, kept: tuple[tuple[int, LayerState], ...]) -> Text:
         kept = tuple((i, of_rows(one, [0])) for i, one in kept)
     else:
         contexts, pads = [x for x in contexts for _ in range(alike)], state.pads
-    return Text(tuple(contexts), state.tokens, ids, pads, kept)
+    return Text(tuple(contexts), state.tokens, ids, pads, kept, state.rows.mode)
 
 
 def ready_for(

@@ -1,7 +1,7 @@
 """The rows of a TopkCache's topkv layers, and attention over them.
 
 There are two stages with one interface. ``TextsRead`` (texts_read.py) collects texts in
-ContextBuilders and attends them densely. ``SessionRows`` holds a session per batch row over frozen
+ContextBuilders and attends them in a prefill. ``SessionRows`` holds a session per batch row over frozen
 contexts and retrieves. Both take a step, the tensors of a layer's next tokens, in float32 and the
 core's layout. They also take a count for each batch row: its last tokens count, and the tokens before
 these are padding.

@@ -86,6 +86,7 @@ class Text:
     pads: tuple[int, ...] = (0,)  # of each context: columns of padding
     # The number of each layer that transformers keeps, and its state after the last token.
     kept: tuple[tuple[int, LayerState], ...] = ()
+    prefill: str | None = None  # the mode in which it was read, if that is known
 
     @property
     def context(self) -> topkv.Context:

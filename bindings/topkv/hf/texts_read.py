@@ -1,4 +1,4 @@
-"""Texts being read: their rows, and dense attention over them."""
+"""Texts being read: their rows, and the attention of a prefill over them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import topkv
 from topkv import OutOfMemory
+from topkv.hf.prefill_mode import PrefillMode
 from topkv.hf.rows import Step
 
 
@@ -16,19 +17,20 @@ class PrefillRows:
     read on, or be frozen again.
     """
 
-    def __init__(self, shape: topkv.AttentionShape, device: topkv.Device, **options: Any):
-        self._shape = shape
-        self._options = {"device": device} | options
-        self._capacity = self._options.pop("capacity")
+    def __init__(self, modes: PrefillMode, capacity: int, chunk: int, texts: int):
+        """capacity: tokens that rows are reserved for. chunk: tokens of the first call. texts: the
+        number of texts that are made now."""
+        self._modes, self._capacity, self._chunk = modes, capacity, chunk
+        self.mode = modes.of(capacity, chunk, texts)
         # What holds the rows: a ContextBuilder, or a Context over them.
-        self._held: list[Any] = [self._builder_of(self._capacity)]
+        self._held: list[Any] = [self._builder_of(capacity)]
 
     def _builder_of(self, capacity: int) -> topkv.ContextBuilder:
-        return topkv.ContextBuilder(self._shape, capacity=capacity, **self._options)
-
-    @property
-    def shape(self) -> topkv.AttentionShape:
-        return self._shape
+        modes = self._modes
+        options = modes.options | {"prefill": self.mode}
+        return topkv.ContextBuilder(
+            modes.shape, capacity=capacity, dtype=modes.dtype, device=modes.device, **options
+        )
 
     @property
     def _is_frozen(self) -> bool:
@@ -51,22 +53,46 @@ class PrefillRows:
             self._builder.truncate(held)
 
     def make_room(self, more: int) -> None:
-        """Makes room for `more` tokens. It doubles the capacity, so that copying is linear."""
+        """Makes room for `more` tokens, the next call's. If a sparse prefill in mode "auto" no longer
+        fits into the device's memory, the text is read on densely."""
         wanted = self.tokens + more
         if self._is_frozen:
             self._capacity = max(self._capacity, wanted)
-        if wanted <= self._builder.capacity:
+        builder = self._builder
+        grows = wanted > builder.capacity
+        if not grows and more <= self._chunk:
             return
-        try:
-            self._builder.reserve(max(wanted, 2 * self._builder.capacity))
-        except OutOfMemory:  # twice as much is a convenience, this much is needed
-            self._builder.reserve(wanted)
+        chunk = max(self._chunk, more)
+        if self.mode == "sparse" and self._modes.takes_memory:
+            builder.truncate(builder.tokens(0))  # gives back the memory that it reads with
+        larger = builder.capacity
+        if grows and self.mode == "sparse":
+            larger = self._modes.capacity_for(wanted, larger, chunk)
+        elif grows:
+            larger = max(wanted, 2 * larger)
+        if self.mode == "sparse" and self._modes.of(larger, chunk) == "dense":
+            self.freeze()
+            self.mode, self._capacity = "dense", larger
+            self._read_on(wanted)
+        elif grows:
+            try:
+                builder.reserve(larger)
+            except OutOfMemory:  # more than this much is a convenience
+                builder.reserve(wanted)
+        self._chunk = chunk
 
-    def _read_on(self) -> None:
-        """Copies an unused context into a builder."""
+    def _read_on(self, least: int = 0) -> None:
+        """Copies an unused context into a builder, with room for `least` tokens or more."""
         context = self._held[-1]
-        builder = self._builder_of(max(self._capacity, context.tokens))
-        builder.resume(context)
+        least = max(least, context.tokens)
+        try:
+            builder = self._builder_of(max(self._capacity, least))
+            builder.resume(context)
+        except OutOfMemory:
+            if least >= self._capacity:
+                raise
+            builder = self._builder_of(least)
+            builder.resume(context)
         self._held = [builder]
 
     def attend(self, step: Step) -> None:
@@ -90,22 +116,14 @@ class TextsRead:
     """Texts being read side by side. Each text has `alike` consecutive batch rows, which are beams and
     samples of one prompt; the prompt is read and kept once."""
 
-    def __init__(
-        self,
-        shape: topkv.AttentionShape,
-        device: topkv.Device,
-        *,
-        texts: int,
-        alike: int,
-        capacity: int,
-        **options: Any,
-    ):
-        self.shape, self.alike = shape, alike
-        self._dtype = options["dtype"]
-        self._check_memory([capacity] * texts)
-        self._texts = [
-            PrefillRows(shape, device, capacity=capacity, **options) for _ in range(texts)
-        ]
+    def __init__(self, modes: PrefillMode, *, alike: int, capacities: list[int], chunk: int):
+        """capacities: tokens that the rows of each text are reserved for. chunk: tokens of the first
+        call."""
+        self.shape, self.alike = modes.shape, alike
+        self._dtype = modes.dtype
+        self._check_memory(capacities)
+        texts = len(capacities)
+        self._texts = [PrefillRows(modes, capacity, chunk, texts) for capacity in capacities]
 
     def _check_memory(self, tokens: list[int]) -> None:
         """Raises OutOfMemory unless there is memory for all texts. A builder considers only its own
@@ -116,6 +134,11 @@ class TextsRead:
     @property
     def texts(self) -> int:
         return len(self._texts)
+
+    @property
+    def mode(self) -> str:
+        """The mode of the prefill: dense if that is the mode of one of the texts."""
+        return min(text.mode for text in self._texts)
 
     def cut(self, held: list[int], spoiled: bool) -> None:
         """Keeps the first held[i] tokens of batch row i."""
