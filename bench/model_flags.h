@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,8 @@ struct ModelFlags {
   std::int64_t gpu_memory = 0;
   topkv::LoadOptions load;
   topkv::PrefillOptions prefill;
+  std::optional<topkv::PrefillAttention> turns;  ///< RetrievalOptions::turns
+  std::int64_t question = 64;                    ///< tokens of a turn
   std::vector<std::int64_t> lengths;
 };
 
@@ -52,6 +55,10 @@ inline ModelFlags model_flags(int argc, char** argv, std::vector<std::int64_t> u
       flags.prefill.kv_dtype = topkv::KvDType::parse(argv[++i]);
     } else if (is("--prefill")) {
       flags.prefill.attention.mode = topkv::parse_prefill(argv[++i]);
+    } else if (is("--turns")) {
+      flags.turns = {.mode = topkv::parse_prefill(argv[++i])};
+    } else if (is("--question")) {
+      flags.question = number(argv[++i]);
     } else if (flags.directory.empty()) {
       flags.directory = argument;
     } else {

@@ -1,9 +1,11 @@
 // A conversation about a long text: seconds until a turn's first token, beside reading all of the
 // text again. A hybrid's states are kept at the end of each turn, so a turn reads what is new.
 //
-//   turns_bench [the flags of rates_bench] [model directory [tokens…]]
+//   turns_bench [the flags of rates_bench] [--question TOKENS] [--turns MODE]
+//     [model directory [tokens…]]
 //
-// Each turn has a question of 64 tokens and an answer of 32. Chat templates leave the last tokens
+// Each turn has a question of 64 tokens, or --question, and an answer of 32. --turns: how questions
+// of many tokens are read (RetrievalOptions::turns). Chat templates leave the last tokens
 // of an answer out of the next prompt (a thought, an end mark): the third turn takes eight back.
 #include <fmt/format.h>
 
@@ -21,7 +23,6 @@
 
 namespace {
 
-constexpr std::int64_t question = 64;
 constexpr std::int64_t answer = 32;
 constexpr std::int64_t taken_back = 8;
 
@@ -57,7 +58,8 @@ int main(int argc, char** argv) try {
   const bench::ModelFlags flags = bench::model_flags(argc, argv, {98304});
   const topkv::Device device = topkv::Device::open(flags.device, flags.gpu_memory);
   const topkv::Model model = topkv::Model::load(flags.directory, device, {}, flags.load);
-  const topkv::RetrievalOptions options = {.index = flags.index};
+  const topkv::RetrievalOptions options = {.index = flags.index, .turns = flags.turns, .capacity = 65536};
+  const std::int64_t question = flags.question;
   for (const std::int64_t length : flags.lengths) {
     fmt::print("{} on {}, a text of {} tokens, index {}, rows {}\n  {:<58} {:>9} {:>10}\n",
                flags.directory, device.name(), length, flags.index, flags.prefill.kv_dtype.name(),

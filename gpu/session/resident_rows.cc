@@ -153,11 +153,12 @@ void ResidentRows::put(std::int64_t layer, std::span<const RowSpan> rows, Positi
     const std::int64_t slot = (p - own_first_) % to.slots;
     const std::int64_t count = std::min(range.end - p, to.slots - slot);
     for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
-      const auto& [from, first] = rows[static_cast<std::size_t>(head)];
+      const RowSpan& from = rows[static_cast<std::size_t>(head)];
+      const PositionRange part{p - from.first, p - from.first + count};
       __nv_bfloat16* keys = to.keys + (head * heads.vectors() * to.rows + slot) * d;
-      copy_as_bf16(from.keys.part({p - first, p - first + count}), keys, stream);
+      copy_as_bf16(from.rows.keys.part(part), keys, stream);
       if (heads.keys_are_values) continue;
-      copy_as_bf16(from.values.part({p - first, p - first + count}), keys + to.rows * d, stream);
+      copy_as_bf16(from.rows.values.part(part), keys + to.rows * d, stream);
     }
     p += count;
   }

@@ -82,7 +82,10 @@ struct TopK {
   std::vector<std::int64_t> resolve(std::int64_t layers) const;
 };
 
-/// Options of a session. The options up to `sinks` change results; the others change cost alone.
+/// The tokens from which on a step of a session can be a turn (RetrievalOptions::turns).
+inline constexpr std::int64_t least_turn_tokens = 256;
+
+/// Options of a session. The options up to `turns` change results; the others change cost alone.
 struct RetrievalOptions {
   // Options that change results.
   /// The spec of the index that finds rows. The context must have it.
@@ -172,6 +175,28 @@ struct RetrievalOptions {
   std::int64_t dense_layers = 0;  ///< first layers of any kind that attend every token; >= 0
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
+  /// How *turns* are read: steps with K and V of least_turn_tokens tokens or more. Not set: as all
+  /// other steps, where each token finds rows for itself.
+  ///
+  /// Set: a turn is read as ContextBuilder::attend reads text, after the rows of the context and of
+  /// the session. Its tokens attend as the mode says:
+  /// - dense: all earlier tokens;
+  /// - sparse: window, sinks and the blocks of keys that they choose, with the window and sinks of
+  ///   PrefillAttention;
+  /// - automatic: as resolve_prefill says for the length of the text up to the turn's end.
+  ///
+  /// The mode window is refused, because such a turn would not meet the context. Index, k, tail,
+  /// mass and error have no part in turns; dense_layers attend all tokens.
+  ///
+  /// Blocks are counted in positions from the begin of the context. Text that is read as a context
+  /// and then as turns attends the same keys as in one prefill, if steps end at multiples of 128
+  /// positions.
+  ///
+  /// These steps are no turns, and are read as other steps are:
+  /// - steps without K and V;
+  /// - steps of a layer out of turn, or with other tokens than the layer before them had;
+  /// - all steps on a CUDA device.
+  std::optional<PrefillAttention> turns = {};
 
   // Options that change cost only.
   std::int64_t capacity = 16384;  ///< own tokens that the session can hold; >= 1
@@ -201,7 +226,7 @@ struct StepTimes {
   double window = 0;
   /// A search, or a scan of codes with its tail. On a CUDA device: waiting for its scan or choice.
   double search = 0;
-  double attend = 0;  ///< attention over the rows found, on the host
+  double attend = 0;  ///< attention over the rows found, on the host; all of a turn's time
   /// The host's estimate of the attention over all other rows, when no scan makes it, and attention
   /// over the session's own rows. When a CUDA device scans codes for one token, `attend` counts the
   /// own rows.
@@ -239,7 +264,8 @@ struct TailFigures {
 };
 
 /// Counts of a session's work, summed over its life. A fork begins with the counts of the session
-/// that it was made of.
+/// that it was made of. Turns (RetrievalOptions::turns) add to attend_seconds alone;
+/// Session::turn_shares counts their tokens.
 struct SessionStats {
   std::int64_t steps = 0;  ///< (token, layer) pairs that were attended
   /// The part of `steps` in layers that retrieve rows: layers with full attention, without the
@@ -482,6 +508,10 @@ class Session {
   /// stay as they are until the next step. Several threads may call it at once while no thread
   /// steps the session.
   const std::vector<StepTimes>& step_times() const;
+  /// Returns what the tokens of turns attended (RetrievalOptions::turns): [layers]. A layer whose
+  /// tokens do not choose keys has none. Tokens that truncate() took away count. A fork begins with
+  /// the shares of the session that it was made of.
+  std::vector<PrefillShare> turn_shares() const;
   /// Returns the figures of each layer's tail: [layers]. On a CUDA device it waits for the steps
   /// that were given.
   std::vector<TailFigures> tail_figures() const;
@@ -490,6 +520,8 @@ class Session {
   friend struct TextLayers;
   struct State;
   explicit Session(std::unique_ptr<State> state);
+  /// Steps sessions of which some read a turn. The step is checked.
+  static void read_turns(std::span<Session* const> sessions, const AttentionStep& step);
   // advance() and state() for a network that computes on the session's device.
   void advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state);
   std::shared_ptr<const StateMemory> state_memory(std::int64_t layer) const;

@@ -37,6 +37,15 @@ void attend_tile(const QueryTile& tile, const RowSpan& span, PositionRange keys,
 
 }  // namespace
 
+RowSpan RowSpan::part(PositionRange positions) const {
+  const std::int64_t border = first + rows.count();
+  const auto of = [&](const RowsView& view, std::int64_t begin) {
+    const PositionRange range = positions.within({begin, begin + view.count()});
+    return range.size() > 0 ? view.part({range.begin - begin, range.end - begin}) : RowsView{};
+  };
+  return {of(rows, first), positions.begin, of(more, border)};
+}
+
 void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
                    const CausalWindow& visible, std::span<const RowSpan> spans, PartialView out) {
   const std::int64_t kv_heads = std::ssize(spans);
@@ -44,7 +53,7 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
   const std::int64_t d = queries.head_dim;
   const std::int64_t tile_tokens = std::max<std::int64_t>(1, query_tile / group);
   const std::int64_t tiles = (queries.tokens + tile_tokens - 1) / tile_tokens;
-  const std::int64_t rows = spans[0].rows.count();
+  const std::int64_t rows = spans[0].count();
   const std::int64_t splits =
       visible.window == 0 ? std::max<std::int64_t>(1, (rows + rows_per_task - 1) / rows_per_task)
                           : 1;

@@ -5,8 +5,9 @@
 #include <numeric>
 
 #include "src/core/math/matrix_product.h"
-#include "src/core/math/row_format.h"
 #include "src/core/math/vector_math.h"
+#include "src/core/threads/stopping.h"
+#include "src/core/threads/threads.h"
 #include "topkv/attention.h"
 
 namespace topkv {
@@ -147,10 +148,11 @@ std::vector<std::int64_t> first_look(const Samples& samples, const ForcedBlocks&
 /// Meets every key of the blocks, whose numbers ascend: use(number in `blocks`, sample, lse of the
 /// block's keys that are not behind the sample).
 template <class Use>
-void second_look(const Samples& samples, std::span<const std::int64_t> blocks, const KeyView& keys,
+void second_look(const Samples& samples, std::span<const std::int64_t> blocks, const RowSpan& rows,
                  std::int64_t end, ChoiceScratch& s, const Use& use) {
   constexpr std::int64_t stride = blocks_at_once * key_block;
-  s.keys.resize(static_cast<std::size_t>(stride * keys.dim));
+  const std::int64_t dim = rows.dim();
+  s.keys.resize(static_cast<std::size_t>(stride * dim));
   s.scores.resize(static_cast<std::size_t>(samples.count() * stride));
   for (std::int64_t first = 0; first < std::ssize(blocks); first += blocks_at_once) {
     const auto some = blocks.subspan(
@@ -161,7 +163,7 @@ void second_look(const Samples& samples, std::span<const std::int64_t> blocks, c
       const std::int64_t count = std::min(key_block, end - begin);
       const auto at = static_cast<std::int64_t>(i) * key_block;
       for (std::int64_t x = 0; x < count; ++x)
-        decode(keys, begin + x, &s.keys[static_cast<std::size_t>((at + x) * keys.dim)]);
+        rows.key(begin + x, &s.keys[static_cast<std::size_t>((at + x) * dim)]);
     }
     // Neighbours in the list that are of one pass share a product.
     for (std::size_t i = 0; i < some.size();) {
@@ -169,7 +171,7 @@ void second_look(const Samples& samples, std::span<const std::int64_t> blocks, c
       const std::size_t begin = i;
       while (i < some.size() && samples.pass_of(some[i] * key_block) == samples.pass_of(position))
         ++i;
-      samples.score(position, &s.keys[begin * static_cast<std::size_t>(key_block * keys.dim)],
+      samples.score(position, &s.keys[begin * static_cast<std::size_t>(key_block * dim)],
                     static_cast<std::int64_t>(i - begin) * key_block,
                     s.scores.data() + begin * key_block, stride);
     }
@@ -193,10 +195,10 @@ void second_look(const Samples& samples, std::span<const std::int64_t> blocks, c
 /// The mean over samples of the share of their attention that keys of `chosen` blocks have: every
 /// key before `end` is met.
 double measured_mass(const Samples& samples, std::span<const std::int64_t> chosen,
-                     const KeyView& keys, std::int64_t end, ChoiceScratch& s) {
+                     const RowSpan& rows, std::int64_t end, ChoiceScratch& s) {
   std::vector<float> met(static_cast<std::size_t>(samples.count()), empty_lse);
   std::vector<float> total = met;
-  second_look(samples, every(0, (end + key_block - 1) / key_block), keys, end, s,
+  second_look(samples, every(0, (end + key_block - 1) / key_block), rows, end, s,
               [&](std::int64_t block, std::int64_t sample, float lse) {
                 const auto i = static_cast<std::size_t>(sample);
                 total[i] = add_logs(total[i], lse);
@@ -222,7 +224,7 @@ std::vector<std::int64_t> sampled(std::int64_t tokens) {
 }
 
 ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forced,
-                           const BlockBudget& budget, const KeyView& keys,
+                           const BlockBudget& budget, const RowSpan& rows,
                            std::span<const float> means) {
   const std::int64_t end = queries.first() + queries.tokens();
   const std::int64_t last = (end - 1) / key_block;
@@ -232,18 +234,18 @@ ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forc
   std::vector<float> total;  // lse of all keys of a sample: unseen ones first
   const std::vector<std::int64_t> kept =
       first_look(samples, forced, candidate_factor * budget.most / key_block, means.data(),
-                 keys.dim, s, total);
+                 rows.dim(), s, total);
   std::vector<std::int64_t> always = every(0, forced.sinks);
   const std::vector<std::int64_t> local = every(forced.local, last + 1);
   always.insert(always.end(), local.begin(), local.end());
   s.forced.assign(static_cast<std::size_t>(samples.count()), empty_lse);
-  second_look(samples, always, keys, end, s,
+  second_look(samples, always, rows, end, s,
               [&](std::int64_t /*block*/, std::int64_t sample, float lse) {
                 float& to = s.forced[static_cast<std::size_t>(sample)];
                 to = add_logs(to, lse);
               });
   s.lse.resize(kept.size() * static_cast<std::size_t>(samples.count()));
-  second_look(samples, kept, keys, end, s, [&](std::int64_t block, std::int64_t sample, float lse) {
+  second_look(samples, kept, rows, end, s, [&](std::int64_t block, std::int64_t sample, float lse) {
     s.lse[static_cast<std::size_t>(block * samples.count() + sample)] = lse;
     float& to = total[static_cast<std::size_t>(sample)];
     to = add_logs(to, lse);
@@ -275,22 +277,29 @@ ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forc
     met += s.shares[block];
   }
   std::ranges::sort(chosen.blocks);
-  chosen.mass = budget.measure ? measured_mass(samples, chosen.blocks, keys, end, s) : met / count;
+  chosen.mass = budget.measure ? measured_mass(samples, chosen.blocks, rows, end, s) : met / count;
   chosen.mass = std::min(1.0, chosen.mass);
   return chosen;
 }
 
-void extend_means(const KeyView& keys, std::int64_t end, std::vector<float>& means) {
-  const std::int64_t d = keys.dim;
-  std::vector<float> key(static_cast<std::size_t>(d));
-  for (std::int64_t block = std::ssize(means) / d; (block + 1) * key_block <= end; ++block) {
-    means.resize(static_cast<std::size_t>((block + 1) * d), 0.0F);
-    float* mean = means.data() + block * d;
-    for (std::int64_t x = block * key_block; x < (block + 1) * key_block; ++x) {
-      decode(keys, x, key.data());
-      add_scaled(mean, 1.0F / key_block, key.data(), d);
+void extend_means(const RowSpan& rows, std::int64_t end, std::vector<float>& means) {
+  const std::int64_t d = rows.dim();
+  const std::int64_t first = std::ssize(means) / d;
+  const std::int64_t blocks = std::max<std::int64_t>(0, end / key_block - first);
+  std::vector<float> more(static_cast<std::size_t>(blocks * d));
+  constexpr std::int64_t at_once = 32;
+  parallel_for(blocks, at_once, [&](std::int64_t from, std::int64_t to) {
+    std::vector<float> key(static_cast<std::size_t>(d));
+    for (std::int64_t block = from; block < to; ++block) {
+      check_stop();
+      float* mean = more.data() + block * d;
+      for (std::int64_t x = 0; x < key_block; ++x) {
+        rows.key((first + block) * key_block + x, key.data());
+        add_scaled(mean, 1.0F / key_block, key.data(), d);
+      }
     }
-  }
+  });
+  means.insert(means.end(), more.begin(), more.end());
 }
 
 }  // namespace topkv

@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "src/attention/block_attention.h"
 #include "src/attention/block_budget.h"
 #include "src/attention/query_view.h"
 #include "topkv/types.h"
@@ -68,15 +69,16 @@ struct ChosenBlocks {
   double mass = 1;
 };
 
-/// Chooses for one block of queries. keys: key i has position i, as far as the block's last token.
+/// Chooses for one block of queries. rows: from position 0 to the block's last token at least.
 /// means: the mean key of each whole block before the first token, [blocks, head_dim].
 /// Safe from many threads.
 ChosenBlocks choose_blocks(const BlockQueries& queries, const ForcedBlocks& forced,
-                           const BlockBudget& budget, const KeyView& keys,
+                           const BlockBudget& budget, const RowSpan& rows,
                            std::span<const float> means);
 
 /// Appends to `means` the mean keys of the whole blocks before position `end` that it does not
-/// have.
-void extend_means(const KeyView& keys, std::int64_t end, std::vector<float>& means);
+/// have. rows: from position 0 to `end` at least. Split over threads by block. When it throws,
+/// `means` is as it was.
+void extend_means(const RowSpan& rows, std::int64_t end, std::vector<float>& means);
 
 }  // namespace topkv

@@ -58,8 +58,8 @@ inline void add_keys(const QueryTile& tile, const RowSpan& span,
   std::int64_t n = 0;
   for (const PositionRange& run : runs) {
     for (std::int64_t x = run.begin; x < run.end; ++x, ++n) {
-      decode(span.rows.keys, x - span.first, &s.keys[static_cast<std::size_t>(n * d)]);
-      decode(span.rows.values, x - span.first, &s.values[static_cast<std::size_t>(n * d)]);
+      span.key(x, &s.keys[static_cast<std::size_t>(n * d)]);
+      span.value(x, &s.values[static_cast<std::size_t>(n * d)]);
     }
   }
   matrix_product(Transposed::yes, m, n, d, s.queries.data(), d, s.keys.data(), d, 0,

@@ -73,8 +73,8 @@ PrefillShare share_of(const ChosenBlocks& chosen, std::int64_t first, std::int64
 
 PrefillShare attend_sparse(const AttentionShape& shape, std::span<const PassQueries> passes,
                            const CausalWindow& always, const BlockBudget& budget,
-                           std::span<const RowsView> rows,
-                           std::span<const std::vector<float>> means, PartialView out) {
+                           std::span<const RowSpan> rows, std::span<const std::vector<float>> means,
+                           PartialView out) {
   const TokenQueries& all = passes[0].queries;
   const std::int64_t kv_heads = std::ssize(rows);
   const std::int64_t group = all.heads / kv_heads;
@@ -99,7 +99,7 @@ PrefillShare attend_sparse(const AttentionShape& shape, std::span<const PassQuer
                                  shape.softcap};
       const ForcedBlocks forced(queries.first(), always.window, always.sinks);
       chosen[static_cast<std::size_t>(i)] =
-          choose_blocks(queries, forced, budget, rows[head].keys, means[head]);
+          choose_blocks(queries, forced, budget, rows[head], means[head]);
     }
   });
 
@@ -121,7 +121,7 @@ PrefillShare attend_sparse(const AttentionShape& shape, std::span<const PassQuer
       const Task& task = tasks[static_cast<std::size_t>(i / kv_heads)];
       const std::int64_t kv_head = i % kv_heads;
       const std::vector<PassQueries> parts = parts_of(pieces[task.piece]);
-      const RowSpan span{rows[static_cast<std::size_t>(kv_head)], 0};
+      const RowSpan& span = rows[static_cast<std::size_t>(kv_head)];
       const std::vector<std::int64_t>& blocks =
           chosen[task.piece * static_cast<std::size_t>(kv_heads) +
                  static_cast<std::size_t>(kv_head)]

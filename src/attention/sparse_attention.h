@@ -21,7 +21,7 @@ namespace topkv {
 /// Split over threads by KV head and tokens; the result does not depend on the number of threads.
 PrefillShare attend_sparse(const AttentionShape& shape, std::span<const PassQueries> passes,
                            const CausalWindow& always, const BlockBudget& budget,
-                           std::span<const RowsView> rows,
-                           std::span<const std::vector<float>> means, PartialView out);
+                           std::span<const RowSpan> rows, std::span<const std::vector<float>> means,
+                           PartialView out);
 
 }  // namespace topkv

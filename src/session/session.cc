@@ -54,6 +54,7 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
       window(core),
       own_rows(core, heads, own_codes, core.spec.scans()),
       chunks(core),
+      turns(core),
       figures_before(static_cast<std::size_t>(core.shape.layers)) {
   const SessionShape& spec = core.spec;
   if (spec.scans()) {
@@ -253,6 +254,9 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   for (Session* session : sessions) {
     if (!reads && step.layer == shape.first_attention()) session->state_->code_own();
   }
+  const auto reads_turn = [&](Session* session) { return session->state_->turns.takes(step); };
+  if (std::ranges::any_of(sessions, reads_turn)) return read_turns(sessions, step);
+  for (Session* session : sessions) session->state_->turns.end();
   const bool async = sessions.size() == 1 && one.can_step_async(step);
   for (Session* session : sessions) {
     if (async) break;
@@ -283,6 +287,34 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
     }
   } catch (...) {
     for (std::size_t i = 0; i < steps.size(); ++i) sessions[i]->state_->roll_back(steps[i]);
+    throw;
+  }
+}
+
+void Session::read_turns(std::span<Session* const> sessions, const AttentionStep& step) {
+  // Sessions may read turns in different ways: each goes by itself.
+  std::vector<Step> steps;
+  for (Session* session : sessions)
+    steps.push_back(session->state_->new_step(step, sessions.size() > 1 ? std::ssize(steps) : -1));
+  try {
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      State& one = *sessions[i]->state_;
+      const AttentionStep part =
+          step_part(one.core.shape, step, static_cast<std::int64_t>(i) * step.tokens, step.tokens);
+      with_session_in_errors(steps[i].session_index, [&] {
+        if (!one.turns.takes(part)) return sessions[i]->attend(part);
+        one.settle();
+        one.core.check_usable();
+        one.turns.read(part);
+      });
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      State& one = *sessions[i]->state_;
+      const bool turn = one.turns.reading();
+      one.roll_back(steps[i]);
+      if (turn) one.turns.take_back(step);
+    }
     throw;
   }
 }
@@ -350,6 +382,7 @@ void Session::truncate(std::int64_t own_tokens) {
                                       own_tokens, layer, s.core.own->tokens(layer)));
   }
   s.core.own->check_reachable(own_tokens);
+  s.turns.end();
   for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
     if (s.core.own->tokens(layer) > own_tokens) s.roll_back(layer, own_tokens);
   }
@@ -368,6 +401,7 @@ const SessionStats& Session::stats() const {
   state_->settle();
   return state_->core.stats;
 }
+std::vector<PrefillShare> Session::turn_shares() const { return state_->turns.shares(); }
 std::vector<TailFigures> Session::tail_figures() const {
   std::vector<TailFigures> figures = state_->figures_before;
   const auto lock = state_->core.device.compute()->lock();

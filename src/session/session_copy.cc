@@ -24,6 +24,7 @@ Session Session::fork() const {
   state->core.stats.device_index_bytes = code_bytes;
   state->core.step_times = state_->core.step_times;
   state->figures_before = tail_figures();
+  state->turns.start_with(turn_shares());
   state->core.load({0, state->core.shape.layers});
   return Session(std::move(state));
 }
@@ -74,6 +75,7 @@ void Session::resume(const Context& own_rows) {
     throw InvalidArgument(fmt::format("resume: {} tokens in a session with capacity for {}",
                                       own_rows.tokens(), own.capacity()));
   }
+  s.turns.end();
   try {
     s.core.own->copy_from(states);
     s.own_codes.start();

@@ -14,6 +14,7 @@
 #include "src/session/scan_source.h"
 #include "src/session/search_source.h"
 #include "src/session/session_core.h"
+#include "src/session/turn_reader.h"
 #include "src/session/window_source.h"
 
 namespace topkv {
@@ -74,6 +75,7 @@ struct Session::State {
   EstimateBuffer estimate;
   EstimateBuffer* host_estimate = nullptr;  // null: there is no tail, or a scan makes its estimate
   ChunkSteps chunks;
+  TurnReader turns;
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
   std::vector<Step> steps;                  // of a call whose first session this is
   /// Null: no step can go ahead.

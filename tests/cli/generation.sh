@@ -56,6 +56,18 @@ over $wide --json >events 2>/dev/null
 holds 'a text within its window is attended whole' grep -q '"prefill":"sparse","attended_mass":1.0,"attended_mass_least":1.0,"attended_keys":1.0' events
 over --prefill window --prefill-window 64 --json >events 2>/dev/null
 holds 'the share that a window holds is unknown' grep -q '"prefill":"window","attended_mass":null,"attended_mass_least":null,"attended_keys":null' events
+# A long prompt is a turn over the text.
+turn() { "$topkv" generate -m "$model" --device cpu -t 2 -f long.txt -p "$(cut -c -3000 long.txt)" -n 2 "$@"; }
+turn $sparse >out 2>log
+holds 'the share that a turn met is told' grep -q '^turn       sparse: [0-9.]* % of dense attention by estimate ([0-9.]* % in layer [0-9], the least), [0-9.]* % of the keys$' log
+turn $sparse --json >events 2>/dev/null
+holds 'to programs, too' python3 -c '
+import json
+answer = json.loads(open("events").readlines()[-1])
+assert answer["prompt_tokens"] > 300
+assert 0 < answer["turn_keys"] < 0.5 and 0 < answer["turn_mass"] < 1'
+turn --prefill window --json >events 2>/dev/null
+holds 'no turn attends a window alone' grep -q '"turn_mass":null,"turn_keys":null' events
 over --prefill dense --quiet >dense && over $wide --quiet >all && over --quiet >auto
 holds 'as a dense prefill attends it' cmp dense all
 holds 'auto is dense while a text is short' cmp dense auto

@@ -205,9 +205,10 @@ struct ClusteredText {
         {{stream.q[0].data() + first * group * dim, query_block, group, dim, first}, {0, tokens}}};
     return {passes, 0, group, stream.shape.softmax_scale(), 0};
   }
-  KeyView keys() const {
-    return {reinterpret_cast<const std::byte*>(stream.k[0].data()), DType::f32, tokens, dim,
-            dim * std::int64_t{sizeof(float)}};
+  RowSpan keys() const {
+    const KeyView view{reinterpret_cast<const std::byte*>(stream.k[0].data()), DType::f32, tokens,
+                       dim, dim * std::int64_t{sizeof(float)}};
+    return {{view, view}};
   }
   ChosenBlocks choose(std::int64_t block, const BlockBudget& budget) const {
     std::vector<PassQueries> passes;

@@ -81,6 +81,26 @@ TEST_P(Hybrid, TokenByTokenIsTheSame) {
   expect_near(next(one_by_one), next(whole));
 }
 
+// A turn of one piece, and of several: the last tokens of each are read by themselves.
+TEST_P(Hybrid, TurnsAreTheSameAsOtherSteps) {
+  for (const std::int64_t tokens : {700, 1500}) {
+    const auto all = text(120 + tokens);
+    const auto prompt = std::span(all).subspan(120);
+    Session found = session(read(120));
+    Session reads(
+        read(120),
+        {.k = TopK::same(1 << 20), .window = 16, .turns = PrefillAttention{}, .capacity = 2000});
+    for (Session* one : {&found, &reads}) model().generate(*one, prompt, {.max_tokens = 0});
+    EXPECT_EQ(reads.own_tokens(), tokens);
+    EXPECT_EQ(reads.reachable(tokens - 1), tokens - 16);
+    EXPECT_LT(reads.stats().steps, found.stats().steps / 10);
+    expect_near(next(reads), next(found));
+    reads.truncate(tokens - 16);
+    model().generate(reads, prompt.last(16), {.max_tokens = 0});
+    expect_near(next(reads), next(found));
+  }
+}
+
 TEST_P(Hybrid, ASavedContextHasTheStates) {
   const TempDirectory temp;
   const auto context = read(150, 64);
@@ -171,11 +191,14 @@ TEST_P(Hybrid, AnAttentionOfTheCallersHasNoStates) {
   EXPECT_THROW(model().logits(text(3), 0, [](const AttentionStep&) {}), Unsupported);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Hybrid, testing::Values("qwen3-5", "lfm2", "granite-h", "granite-h-moe", "nemotron-h", "nemotron-h-moe", "lfm2-moe"), [](const auto& one) {
-  std::string name = one.param;
-  std::ranges::replace(name, '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Kinds, Hybrid,
+                         testing::Values("qwen3-5", "lfm2", "granite-h", "granite-h-moe",
+                                         "nemotron-h", "nemotron-h-moe", "lfm2-moe"),
+                         [](const auto& one) {
+                           std::string name = one.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace topkv

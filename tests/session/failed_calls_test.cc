@@ -113,6 +113,15 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
                        with([](auto& o) { o.index = "codes", o.error = 1e-6; })},
            SessionCase{
                "codes for many tokens", with([](auto& o) { o.index = "codes"; }), {}, {300}},
+           SessionCase{"a turn",
+                       with([](auto& o) {
+                         o.index = "codes";
+                         o.capacity = 600;
+                         o.turns = PrefillAttention{
+                             .mode = Prefill::sparse, .window = 16, .keys = 128, .least_keys = 64};
+                       }),
+                       {0, 24, 0},
+                       {512, 1}},
            SessionCase{"pages", with([](auto& o) { o.index = "quest:page=4"; }), {0, 24, 0}},
            SessionCase{"components", with([](auto& o) { o.index = "sparq:r=8"; })},
            SessionCase{"clusters", with([](auto& o) { o.index = "retroinfer:size=4"; })},

@@ -129,6 +129,8 @@ class Asking {
         RetrievalOptions options =
             retrieval_options(flags_.retrieval, model_.config().attention.layers,
                               flags_.retrieval.indices.front(), own);
+        options.turns =
+            PrefillAttention{.mode = Prefill::automatic, .sinks = flags_.retrieval.sinks};
         if (!sessions.empty()) options.memory_budget = left;
         sessions.emplace_back(loaded_.context, std::move(options), model_.device());
       } catch (const OutOfMemory&) {

@@ -126,10 +126,10 @@ class Chat {
     session_.reset();  // and the context before it, whose rows may take all there is
     const Prefilled prefilled =
         prefill(model_, flags_.retrieval, flags_.prefill, tokens, progress_);
-    session_.emplace(prefilled.context,
-                     retrieval_options(flags_.retrieval, config.attention.layers,
-                                       flags_.retrieval.indices.front(), flags_.room),
-                     model_.device());
+    RetrievalOptions options = retrieval_options(flags_.retrieval, config.attention.layers,
+                                                 flags_.retrieval.indices.front(), flags_.room);
+    options.turns = turn_attention(flags_.prefill, flags_.retrieval.sinks);
+    session_.emplace(prefilled.context, std::move(options), model_.device());
     held_ = tokens;
     if (count == 0 || flags_.answers.quiet) return;
     fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
@@ -203,6 +203,14 @@ class Chat {
                : count < most                       ? ""
                : most == flags_.answers.predict     ? ", cut off: -n allows no more"
                                                     : ", cut off: --room allows no more");
+    print_turns(std::ssize(prompt));
+  }
+
+  /// Prints what the turns of the session attended, once a question was a turn.
+  void print_turns(std::int64_t prompt) const {
+    if (prompt < least_turn_tokens) return;
+    if (const std::string attended = attended_text(session_->turn_shares()); !attended.empty())
+      fmt::print(stderr, "[turns so far: sparse, {}]\n", attended);
   }
 
   const ChatFlags& flags_;

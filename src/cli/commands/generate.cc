@@ -132,8 +132,9 @@ struct Figures {
   bool ruled = false;         // by --kv-mass or --kv-error
   double retrieved_more = 0;  // share of steps, layers and query heads
   double went_dense = 0;
-  std::int64_t coded_tokens = 0;  // of the session's own
-  TailFigures tail;               // of all layers
+  std::int64_t coded_tokens = 0;         // of the session's own
+  TailFigures tail;                      // of all layers
+  std::vector<PrefillShare> turns = {};  // what the prompt attended, if it is read as a turn
   ContextMemory memory;
 };
 
@@ -153,6 +154,9 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["prefill_seconds"] = prefilled.seconds;
   json["prefill_tokens_per_second"] = json_rate(prefilled.context->tokens(), prefilled.seconds);
   add_attended(json, prefilled);
+  const std::optional<AttendedShare> turn = attended_share(figures.turns);
+  json["turn_mass"] = turn ? Json(turn->mass) : Json(nullptr);
+  json["turn_keys"] = turn ? Json(turn->keys) : Json(nullptr);
   json["prompt_tokens"] = figures.prompt_tokens;
   json["prompt_seconds"] = result.prompt_seconds;
   json["generated_tokens"] = generated;
@@ -216,6 +220,8 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   }
   fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
              format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));
+  if (const std::string attended = attended_text(figures.turns); !attended.empty())
+    fmt::print(stderr, "turn       sparse: {}\n", attended);
   fmt::print(stderr, "generated  {} tokens, {}/s{}\n", format_grouped(generated),
              format_rate(rate(result.steps, result.decode_seconds)),
              result.ended()                       ? ", ended by the model"
@@ -280,10 +286,10 @@ int run_generate(GenerateFlags flags) {
   figures.sampling = options.sampling;
   figures.prompt_tokens = static_cast<std::int64_t>(reading.prompt.size());
   const AttentionShape& shape = model.config().attention;
-  Session session(prefilled.context,
-                  retrieval_options(flags.retrieval, shape.layers, index,
-                                    figures.prompt_tokens + flags.answers.predict + 1),
-                  device);
+  RetrievalOptions retrieval = retrieval_options(flags.retrieval, shape.layers, index,
+                                                 figures.prompt_tokens + flags.answers.predict + 1);
+  retrieval.turns = turn_attention(flags.prefill, flags.retrieval.sinks);
+  Session session(prefilled.context, std::move(retrieval), device);
   std::vector<AnswerStream> streams;
   for (std::int64_t i = 0; i < flags.samples; ++i)
     streams.emplace_back(flags.answers.json ? AnswerStream::Shown::as_events
@@ -311,6 +317,7 @@ int run_generate(GenerateFlags flags) {
     figures.went_dense = static_cast<double>(stats.went_dense) / heads;
   }
   figures.coded_tokens = stats.coded_tokens;
+  figures.turns = session.turn_shares();
   figures.ruled = session.options().mass || session.options().error;
   for (const TailFigures& layer : session.tail_figures()) figures.tail += layer;
   figures.memory = prefilled.context->memory();

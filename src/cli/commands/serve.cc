@@ -161,6 +161,7 @@ int run_serve(ServeFlags flags) {
   serve::ReadingOptions reading = {
       .prefill = prefill_options(flags.prefill, flags.retrieval),
       .retrieval = retrieval_options(flags.retrieval, layers, index, 1)};
+  reading.retrieval.turns = turn_attention(flags.prefill, flags.retrieval.sinks);
   if (index != "exact") reading.prefill.indices = {index};
   reading.on_read = [](const std::string& name, std::span<const PrefillShare> shares) {
     const std::string attended = attended_text(shares);
@@ -180,12 +181,14 @@ int run_serve(ServeFlags flags) {
         load_asked({.file = one.file, .mapped = flags.mapped, .memory = reading_memory}, one.info,
                    flags.model, one.retrieval, own, device, progress);
     check_ids(one.file, loaded.origin.tokens, model.config().vocab_size);
-    service.contexts().add(
-        {.name = name_of_file(one.file),
-         .context = std::move(loaded.context),
-         .end = std::move(loaded.origin.end),
-         .tokens = std::move(loaded.origin.tokens),
-         .retrieval = retrieval_options(one.retrieval, layers, one.retrieval.indices.front(), 1)});
+    RetrievalOptions retrieval =
+        retrieval_options(one.retrieval, layers, one.retrieval.indices.front(), 1);
+    retrieval.turns = turn_attention(flags.prefill, one.retrieval.sinks);
+    service.contexts().add({.name = name_of_file(one.file),
+                            .context = std::move(loaded.context),
+                            .end = std::move(loaded.origin.end),
+                            .tokens = std::move(loaded.origin.tokens),
+                            .retrieval = std::move(retrieval)});
   }
   stop_if_interrupted();
   warn_of_reach(model.config(), service);

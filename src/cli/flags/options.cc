@@ -89,6 +89,12 @@ PrefillAttention prefill_attention(const PrefillFlags& flags, std::int64_t sinks
   return attention;
 }
 
+std::optional<PrefillAttention> turn_attention(const PrefillFlags& flags, std::int64_t sinks) {
+  const PrefillAttention attention = prefill_attention(flags, sinks);
+  if (attention.mode == Prefill::window) return {};
+  return attention;
+}
+
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval) {
   PrefillOptions options;
   options.attention = prefill_attention(flags, retrieval.sinks);

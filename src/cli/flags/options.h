@@ -124,6 +124,10 @@ void check_differ(const char* flag, const std::vector<T>& values) {
 
 /// Throws UsageError when --prefill-least is above --prefill-keys.
 PrefillAttention prefill_attention(const PrefillFlags& flags, std::int64_t sinks);
+/// How sessions read turns (RetrievalOptions::turns): in the mode of the flags. Not set for
+/// "window", in which a turn would not meet the context. Throws UsageError as prefill_attention
+/// does.
+std::optional<PrefillAttention> turn_attention(const PrefillFlags& flags, std::int64_t sinks);
 /// Throws UsageError as prefill_attention does.
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
 /// own: the model's, for flags that are not set.

@@ -17,22 +17,26 @@ namespace {
 
 class HostPrefill final : public DevicePrefill {
  public:
-  HostPrefill(AttentionShape shape, PrefillVisibility visible, RowStore& store)
+  HostPrefill(AttentionShape shape, PrefillVisibility visible, RowStore& store,
+              const RowStore* before)
       : shape_(std::move(shape)),
         visible_(std::move(visible)),
         store_(store),
+        before_(before),
+        tokens_before_(before == nullptr ? 0 : before->size(shape_.first_attention())),
         means_(static_cast<std::size_t>(shape_.layers)),
         shares_(static_cast<std::size_t>(shape_.layers)) {}
 
   void attend(const AttentionStep& step) override {
-    const std::int64_t first = store_.size(step.layer);
+    const std::int64_t stored = store_.size(step.layer);
+    const std::int64_t first = tokens_before_ + stored;
     check_queries(step, first);
     PrefillShare& share = shares_[static_cast<std::size_t>(step.layer)];
     const PrefillShare before = share;
     try {
       append_and_attend(step, first);
     } catch (...) {
-      store_.shrink(step.layer, first);
+      store_.shrink(step.layer, stored);
       share = before;  // chunks of the step may have been counted
       for (std::vector<float>& means : means_[static_cast<std::size_t>(step.layer)]) {
         const std::int64_t whole = first / key_block * shape_.head_dim_of(step.layer);
@@ -133,18 +137,16 @@ class HostPrefill final : public DevicePrefill {
     auto& means = means_[static_cast<std::size_t>(shape_.row_layer_of(step.layer))];
     const std::int64_t heads = shape_.kv_heads_of(step.layer);
     means.resize(static_cast<std::size_t>(heads));
-    std::vector<RowsView> rows;
-    for (std::int64_t head = 0; head < heads; ++head)
-      rows.push_back(store_.rows(step.layer, head).part({0, end}));
+    set_spans(step.layer, {0, end});
     parallel_for(heads, 1, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t head = from; head < to; ++head) {
         const auto h = static_cast<std::size_t>(head);
-        extend_means(rows[h].keys, end, means[h]);
+        extend_means(spans_[h], end, means[h]);
       }
     });
     const LayerVisibility& visible = this->visible(step.layer);
     shares_[static_cast<std::size_t>(step.layer)] +=
-        attend_sparse(shape_, with, visible.window, visible.blocks, rows, means, out);
+        attend_sparse(shape_, with, visible.window, visible.blocks, spans_, means, out);
   }
 
   /// Tokens that attend everything, although they might choose.
@@ -160,13 +162,22 @@ class HostPrefill final : public DevicePrefill {
     return visible_[static_cast<std::size_t>(layer)];
   }
 
-  /// Attends rows `range` of a layer as those of positions from `position` on.
-  void attend_span(std::int64_t layer, const TokenQueries& queries, PositionRange range,
-                   std::int64_t position, PartialView out) {
+  /// Sets spans_ to the rows of these positions of a layer.
+  void set_spans(std::int64_t layer, PositionRange positions) {
     spans_.clear();
     for (std::int64_t head = 0; head < shape_.kv_heads_of(layer); ++head) {
-      spans_.push_back({store_.rows(layer, head).part(range), position});
+      const RowsView stored = store_.rows(layer, head);
+      const RowSpan all =
+          before_ == nullptr ? RowSpan{stored} : RowSpan{before_->rows(layer, head), 0, stored};
+      spans_.push_back(all.part(positions));
     }
+  }
+
+  /// Attends the rows `range` of a layer as those of positions from `position` on.
+  void attend_span(std::int64_t layer, const TokenQueries& queries, PositionRange range,
+                   std::int64_t position, PartialView out) {
+    set_spans(layer, range);
+    for (RowSpan& span : spans_) span.first = position;
     const LayerVisibility& visible = this->visible(layer);
     attend_tokens(shape_, queries, visible.chooses() ? CausalWindow() : visible.window, spans_,
                   out);
@@ -175,6 +186,8 @@ class HostPrefill final : public DevicePrefill {
   AttentionShape shape_;
   PrefillVisibility visible_;
   RowStore& store_;
+  const RowStore* before_;  // rows of the tokens before the store's; null: there are none
+  std::int64_t tokens_before_;
   std::vector<std::vector<std::vector<float>>> means_;  // of blocks of keys, per layer and KV head
   std::vector<PrefillShare> shares_;                    // per layer
   std::vector<RowSpan> spans_;                          // per KV head
@@ -185,9 +198,9 @@ class HostPrefill final : public DevicePrefill {
 }  // namespace
 
 std::unique_ptr<DevicePrefill> make_host_prefill(const AttentionShape& shape,
-                                                 const PrefillVisibility& visible,
-                                                 RowStore& store) {
-  return std::make_unique<HostPrefill>(shape, visible, store);
+                                                 const PrefillVisibility& visible, RowStore& store,
+                                                 const RowStore* before) {
+  return std::make_unique<HostPrefill>(shape, visible, store, before);
 }
 
 }  // namespace topkv

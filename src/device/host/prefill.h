@@ -8,6 +8,7 @@
 namespace topkv {
 
 std::unique_ptr<DevicePrefill> make_host_prefill(const AttentionShape& shape,
-                                                 const PrefillVisibility& visible, RowStore& store);
+                                                 const PrefillVisibility& visible, RowStore& store,
+                                                 const RowStore* before);
 
 }  // namespace topkv

@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "src/attention/block_budget.h"
 #include "src/core/math/convert.h"
 #include "src/core/memory/memory.h"
 #include "src/core/text/printable.h"
@@ -19,6 +20,20 @@ namespace {
 
 constexpr std::int64_t most_logprobs = 20;
 constexpr std::size_t prompt_end = 16;  // tokens
+constexpr std::int64_t most_turn_piece = 2 * least_turn_tokens + query_block - 1;
+
+bool reads_turns(const Session& session) {
+  return session.options().turns && session.device().compute()->reads_after_rows();
+}
+
+/// Tokens of a turn that are read next, of `left` at position `first`. Pieces end at multiples of
+/// query_block, so that it does not matter how a turn is cut, and the last one is a turn, too.
+std::size_t turn_piece(std::int64_t first, std::size_t left) {
+  if (left <= static_cast<std::size_t>(most_turn_piece)) return left;
+  const std::int64_t end =
+      (first + least_turn_tokens + query_block - 1) / query_block * query_block;
+  return static_cast<std::size_t>(end - first);
+}
 
 }  // namespace
 
@@ -218,12 +233,35 @@ void DecodeLoop::read_by_turns(bool reads) {
   if (next != nullptr) read_chunk(*next);
 }
 
-/// Tokens of a prompt that are read next. The end of a prompt, where templates put what the next
-/// turn leaves out, is read by itself: a recurrent state can come back to its beginning.
-std::size_t DecodeLoop::piece_of(std::size_t left) const {
+/// Tokens of a prompt that are read next. The end of a prompt is read by itself in two cases:
+///
+/// - A recurrent state can then come back to its beginning: templates put there what the next turn
+///   leaves out.
+/// - Tokens of a turn attend what a few of them choose. The last ones, which the answer follows,
+///   find rows for themselves.
+std::size_t DecodeLoop::piece_of(const ActiveAnswer& one) const {
+  const std::size_t left = one.prompt.size() - one.read;
+  const std::size_t until_end = left > prompt_end ? left - prompt_end : left;
+  if (reads_turns(*one.session) && until_end >= static_cast<std::size_t>(least_turn_tokens))
+    return turn_piece(one.session->tokens(), until_end);
   const std::size_t most = std::min(left, static_cast<std::size_t>(session_chunk));
-  if (model_.config.attention.state_size.empty() || most < left || left <= prompt_end) return most;
-  return left - prompt_end;
+  return most < left || model_.config.attention.state_size.empty() ? most : until_end;
+}
+
+Forward& DecodeLoop::pass_of(const ActiveAnswer& one, std::size_t piece) {
+  if (piece <= static_cast<std::size_t>(session_chunk)) return **lease_;
+  if (turn_pass_ && turn_pass_->chunk() >= static_cast<std::int64_t>(piece)) return *turn_pass_;
+  end_turn();
+  const auto left = static_cast<std::int64_t>(one.prompt.size() - one.read);
+  turn_pass_ = std::make_unique<Forward>(model_.config, model_.weights, model_.device.compute(),
+                                         std::min(left, most_turn_piece));
+  return *turn_pass_;
+}
+
+void DecodeLoop::end_turn() {
+  if (!turn_pass_) return;
+  spent_ += turn_pass_->times();
+  turn_pass_.reset();
 }
 
 void DecodeLoop::read_chunk(ActiveAnswer& member) {
@@ -232,11 +270,11 @@ void DecodeLoop::read_chunk(ActiveAnswer& member) {
     if (one->read == 0) model_.check_reach(one->length);
     const Stopwatch reading;
     const std::span<const Token> left = std::span<const Token>(one->prompt).subspan(one->read);
-    const auto piece = left.first(piece_of(left.size()));
-    Forward& forward = **lease_;
+    const auto piece = left.first(piece_of(*one));
+    pass_ = &pass_of(*one, piece.size());
     one->reading.chunk(std::ssize(piece), [&] {
       model_.blaming_weights([&] {
-        forward.run(piece, one->session->tokens(), one->length, TextLayers::of(*one->session));
+        pass_->run(piece, one->session->tokens(), one->length, TextLayers::of(*one->session));
         if (one->options.prompt_logprobs >= 0) score_prompt(*one, piece.size());
         if (piece.size() == left.size()) choose(std::ssize(piece) - 1, {&one, 1});
       });
@@ -245,7 +283,9 @@ void DecodeLoop::read_chunk(ActiveAnswer& member) {
     one->read += piece.size();
     if (left.size() - piece.size() <= prompt_end) one->session->snapshot();
     one->result.prompt_seconds += reading.seconds();
-    if (piece.size() == left.size()) one->stage = ActiveAnswer::Stage::chosen;
+    if (piece.size() < left.size()) return;
+    one->stage = ActiveAnswer::Stage::chosen;
+    end_turn();
   });
 }
 
@@ -305,6 +345,7 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
     positions_.push_back(one->session->tokens());
   }
   Forward& forward = **lease_;
+  pass_ = &forward;
   model_.blaming_weights([&] {
     const TextLayers texts = TextLayers::of(std::span<Session* const>(sessions_));
     if (model_.config.dual_chunk.chunk_size > 0) {
@@ -321,7 +362,7 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
 }
 
 void DecodeLoop::choose(std::int64_t at, std::span<ActiveAnswer* const> those) {
-  Forward& forward = **lease_;
+  Forward& forward = *pass_;
   const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
   const auto sampled = static_cast<std::int64_t>(
       std::ranges::partition_point(those, &ActiveAnswer::from_logits) - those.begin());
@@ -392,12 +433,17 @@ void DecodeLoop::erase(std::size_t member) {
   const auto at = members_.begin() + static_cast<std::ptrdiff_t>(member);
   try {
     searched_ += (*at)->session->stats().search_seconds - (*at)->searched_before;
-    if (members_.size() == 1) spent_ += (**lease_).times() - before_;
+    if (members_.size() == 1) {
+      end_turn();
+      spent_ += (**lease_).times() - before_;
+    }
   } catch (const std::exception&) {
     // Only a device that no longer works: the session then refuses all calls itself.
   }
   members_.erase(at);
-  if (members_.empty()) lease_.reset();
+  if (!members_.empty()) return;
+  turn_pass_.reset();
+  lease_.reset();
 }
 
 std::int64_t DecodeLoop::reading() const {
@@ -408,6 +454,7 @@ std::int64_t DecodeLoop::reading() const {
 ForwardTimes DecodeLoop::times() const {
   ForwardTimes times = spent_;
   if (lease_) times += (**lease_).times() - before_;
+  if (turn_pass_) times += turn_pass_->times();
   times.search = searched_;
   for (const auto& one : members_)
     times.search += one->session->stats().search_seconds - one->searched_before;

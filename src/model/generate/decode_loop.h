@@ -109,7 +109,11 @@ class DecodeLoop {
   ForwardTimes times() const;
 
  private:
-  std::size_t piece_of(std::size_t left) const;
+  std::size_t piece_of(const ActiveAnswer& one) const;
+  /// The pass that reads a piece: the lease's, or one for the pieces of a turn.
+  Forward& pass_of(const ActiveAnswer& one, std::size_t piece);
+  /// Gives back what turns are read with.
+  void end_turn();
   void read_chunk(ActiveAnswer& one);
   /// Feeds the last tokens of some and chooses what follows.
   bool step_with_room();
@@ -132,10 +136,12 @@ class DecodeLoop {
   void check_memory(const ActiveAnswer& more) const;
 
   const Model::Impl& model_;
-  std::optional<ForwardLease> lease_;  // while there are members
-  ForwardTimes before_;                // of the lease's pass, when it was taken
-  ForwardTimes spent_;                 // by passes that were given back
-  double searched_ = 0;                // by members that left
+  std::optional<ForwardLease> lease_;   // while there are members
+  std::unique_ptr<Forward> turn_pass_;  // of more tokens; null: no turn is being read
+  Forward* pass_ = nullptr;             // the one that ran last
+  ForwardTimes before_;                 // of the lease's pass, when it was taken
+  ForwardTimes spent_;                  // by passes that were given back
+  double searched_ = 0;                 // by members that left
   GenerationBatch::Id next_id_ = 0;
   std::vector<std::unique_ptr<ActiveAnswer>> members_;  // in the order of their add
   std::vector<GenerationBatch::Finished> finished_;     // with room for all members

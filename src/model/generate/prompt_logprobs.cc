@@ -21,8 +21,8 @@ void DecodeLoop::score_prompt(ActiveAnswer& one, std::size_t count) {
   constexpr auto most = static_cast<std::size_t>(logits_at_a_time);
   for (std::size_t first = 0; first < predicted; first += most) {
     const std::size_t rows = std::min(most, predicted - first);
-    (**lease_).logits(static_cast<std::int64_t>(first), static_cast<std::int64_t>(rows),
-                      logits_.data());
+    pass_->logits(static_cast<std::int64_t>(first), static_cast<std::int64_t>(rows),
+                  logits_.data());
     const std::span<const float> logits = std::span(logits_).first(rows * vocabulary);
     if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();
     append_logprobs(logits, following.subspan(first, rows), one.options.prompt_logprobs,

@@ -131,7 +131,7 @@ class PrefillRun {
  private:
   std::unique_ptr<DevicePrefill> make() {
     const auto lock = place_.compute().lock();
-    return place_.compute().prefill_attention(stream_.shape, visible_, chunk_, store_);
+    return place_.compute().prefill_attention(stream_.shape, visible_, chunk_, store_, nullptr);
   }
 
   const Place& place_;
@@ -185,7 +185,11 @@ std::vector<Case> cases() {
       {"window_of_one_without_sinks", stack(1, 2, 1, 64), same(1, {1, 0}), 100, 30},
       {"window_over_everything", stack(1, 2, 1, 64), same(1, {1000, 4}), 100, 30},
       {"sinks_beyond_a_chunk", stack(1, 2, 1, 64), same(1, {10, 70}), 160, 32},
-      {"sliding_layers_among_full_ones", stack(3, 6, 2, 64), {CausalWindow{24, 0}, all, CausalWindow{33, 0}}, 250, 60},
+      {"sliding_layers_among_full_ones",
+       stack(3, 6, 2, 64),
+       {CausalWindow{24, 0}, all, CausalWindow{33, 0}},
+       250,
+       60},
       {"several_tiles", stack(2, 3, 1, 64), same(2, all), 3000, 300, 97},
       {"several_tiles_of_a_window", stack(2, 2, 2, 64), same(2, {1500, 4}), 2500, 200, 97},
       {"chunks_that_cudnn_may_take", stack(1, 6, 2, 128), same(1, all), 2600, 1024, 97},
