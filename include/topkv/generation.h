@@ -83,7 +83,7 @@ class GenerationBatch {
   ///
   /// A step reads one chunk of the prompt whose turn it is (PromptTurn): 256 tokens, or the rest.
   /// If the session reads turns (RetrievalOptions::turns), a chunk of a long prompt has
-  /// least_turn_tokens or more, up to twice as many and 127.
+  /// from least_turn_tokens to 2 * least_turn_tokens + 127 tokens.
   /// It then makes a joint step of one token for every session whose prompt was read before.
   /// Callbacks receive these tokens, and the first token of a prompt that was read to its end. With
   /// dual chunk attention the sessions are stepped one after the other.
