@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "bindings/src/bind_states.h"
@@ -83,8 +84,9 @@ void bind_builder(py::module_& module) {
          const AttentionShape* shape, std::int64_t keys, std::optional<std::int64_t> memory,
          std::int64_t chunk, std::int64_t capacity, const std::string& dtype, std::int64_t window,
          std::int64_t sinks) {
-        const PrefillAttention attention{
+        PrefillAttention attention{
             .mode = parse_prefill(prefill), .window = window, .sinks = sinks, .keys = keys};
+        attention.least_keys = std::min(attention.least_keys, keys);
         const AttentionShape of = shape != nullptr ? *shape : AttentionShape();
         const Device where = device_of(device);
         if (!memory) return name_of(resolve_prefill(attention, of, tokens, where.is_cuda()).mode);

@@ -121,7 +121,8 @@ void bind_results(py::module_& module) {
       .def_readonly("chunk", &DevicePlan::chunk, "Tokens of the largest prefill chunk that fits.")
       .def_property_readonly(
           "prefill", [](const DevicePlan& plan) { return name_of(plan.prefill.mode); },
-          "The mode in which the text is read; never \"auto\".")
+          "The mode in which the text is read; never \"auto\". A text of unknown length counts "
+          "as a short one.")
       .def_readonly("weights_bytes", &DevicePlan::weights_bytes,
                     "Bytes of the model's weights in the requested format.")
       .def_readonly("quantised", &DevicePlan::quantised,

@@ -388,6 +388,7 @@ struct DevicePlan {
   std::int64_t ceiling = 0;       ///< the most that topkv may take (DeviceMemory::ceiling)
   std::int64_t chunk = 0;         ///< tokens of a prefill chunk: the largest that fits
   /// How the text is read: as was asked, or what Prefill::automatic stands for within the ceiling.
+  /// A text of unknown length counts as a short one.
   PrefillAttention prefill = {};
   /// The model's weights in the format that was asked for, as the device holds them.
   std::int64_t weights_bytes = 0;

@@ -10,11 +10,16 @@
 namespace topkv {
 namespace {
 
-/// Returns what tokens of a turn attend in each layer. length: tokens of the text up to its end.
-PrefillVisibility visibility(const SessionCore& session, std::int64_t length) {
-  const bool on_cuda = session.device.is_cuda();
-  const PrefillAttention attention =
-      resolve_prefill(*session.options.turns, session.shape, length, on_cuda);
+// A CUDA device reads no turns.
+constexpr bool on_cuda = false;
+
+/// Returns how a turn is read. length: tokens of the text up to its end.
+PrefillAttention attention_of(const SessionCore& session, std::int64_t length) {
+  return resolve_prefill(*session.options.turns, session.shape, length, on_cuda);
+}
+
+/// Returns what its tokens attend in each layer.
+PrefillVisibility visibility(const SessionCore& session, const PrefillAttention& attention) {
   PrefillVisibility all = prefill_visibility(session.shape, attention, on_cuda);
   for (std::int64_t layer = 0; layer < session.spec.dense_layers; ++layer) {
     if (session.shape.attends_all(layer)) all[static_cast<std::size_t>(layer)] = {};
@@ -34,7 +39,8 @@ TurnReader::TurnReader(SessionCore& session)
         "turn meets the whole context, or no mode");
   }
   constexpr std::int64_t long_text = std::int64_t{1} << 40;
-  visibility(session, long_text);  // throws for numbers that are out of range
+  visibility(session,
+             attention_of(session, long_text));  // throws for numbers that are out of range
 }
 
 bool TurnReader::takes(const AttentionStep& step) const {
@@ -44,9 +50,9 @@ bool TurnReader::takes(const AttentionStep& step) const {
   return step.layer == next_layer_ && step.kv_count() == tokens_;
 }
 
-void TurnReader::begin(const AttentionStep& step) {
-  const PrefillVisibility visible =
-      visibility(session_, session_.position(step.layer) + step.tokens);
+void TurnReader::begin(const AttentionStep& step, const PrefillAttention& attention) {
+  const PrefillVisibility visible = visibility(session_, attention);
+  mode_ = attention.mode;
   const auto lock = session_.device.compute()->lock();
   prefill_ = session_.device.compute()->prefill_attention(session_.shape, visible, step.tokens,
                                                           session_.own->rows(),
@@ -55,7 +61,11 @@ void TurnReader::begin(const AttentionStep& step) {
 
 void TurnReader::read(const AttentionStep& step) {
   const Stopwatch watch;
-  if (!prefill_) begin(step);
+  const std::int64_t first = session_.position(step.layer);
+  const PrefillAttention attention = attention_of(session_, first + step.tokens);
+  if (attention.mode != mode_) drop();  // the text has become so long that auto is another mode
+  if (!prefill_) begin(step, attention);
+  last_ = {step.layer, first, share(step.layer)};
   next_layer_ = step.layer;
   tokens_ = step.tokens;
   prefill_->attend(step);
@@ -67,21 +77,33 @@ void TurnReader::read(const AttentionStep& step) {
 
 void TurnReader::take_back(const AttentionStep& step) {
   end();
+  // The rows of the last step are gone: so is what its tokens attended.
+  if (last_.layer == step.layer && last_.first == session_.position(step.layer))
+    ended_[static_cast<std::size_t>(step.layer)] = last_.share;
   next_layer_ = step.layer;
   tokens_ = step.tokens;
 }
 
 void TurnReader::end() {
   next_layer_ = -1;
+  drop();
+}
+
+void TurnReader::drop() {
   if (!prefill_) return;
   ended_ = shares();
   prefill_.reset();
 }
 
 std::vector<PrefillShare> TurnReader::shares() const {
-  std::vector<PrefillShare> all = ended_;
-  for (std::int64_t layer = 0; prefill_ && layer < session_.shape.layers; ++layer)
-    all[static_cast<std::size_t>(layer)] += prefill_->share(layer);
+  std::vector<PrefillShare> all;
+  for (std::int64_t layer = 0; layer < session_.shape.layers; ++layer) all.push_back(share(layer));
+  return all;
+}
+
+PrefillShare TurnReader::share(std::int64_t layer) const {
+  PrefillShare all = ended_[static_cast<std::size_t>(layer)];
+  if (prefill_) all += prefill_->share(layer);
   return all;
 }
 

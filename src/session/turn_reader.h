@@ -41,15 +41,27 @@ class TurnReader {
   void start_with(std::vector<PrefillShare> shares) { ended_ = std::move(shares); }
 
  private:
-  void begin(const AttentionStep& step);
+  /// The last step that was read here.
+  struct Last {
+    std::int64_t layer = -1;
+    std::int64_t first = 0;   // position of its first token
+    PrefillShare share = {};  // of the layer, before the step
+  };
+
+  void begin(const AttentionStep& step, const PrefillAttention& attention);
+  /// Gives the prefill back. Keeps its shares.
+  void drop();
+  PrefillShare share(std::int64_t layer) const;
   /// The layer of attention after this one; the first after the last.
   std::int64_t layer_after(std::int64_t layer) const;
 
   SessionCore& session_;
   std::unique_ptr<DevicePrefill> prefill_;  // null: a step makes one
-  std::int64_t next_layer_ = -1;            // whose step comes next; -1: no turn is being read
-  std::int64_t tokens_ = 0;                 // of that step, unless the layer is the first
-  std::vector<PrefillShare> ended_;         // per layer, of turns that have ended
+  Prefill mode_ = Prefill::automatic;       // of the prefill that was made last
+  Last last_;
+  std::int64_t next_layer_ = -1;     // whose step comes next; -1: no turn is being read
+  std::int64_t tokens_ = 0;          // of that step, unless the layer is the first
+  std::vector<PrefillShare> ended_;  // per layer, of turns that have ended
 };
 
 }  // namespace topkv

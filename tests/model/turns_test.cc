@@ -76,6 +76,21 @@ TEST_F(ModelTurns, OfDenseAttentionAreStepsThatFindAllRows) {
 const PrefillAttention few_keys{
     .mode = Prefill::sparse, .window = 128, .keys = 256, .least_keys = 128};
 
+// The answer follows them.
+TEST_F(ModelTurns, DoNotHaveTheLastTokensOfAPrompt) {
+  const std::vector<Token> all = prompt();
+  const std::int64_t layers = model().config().attention.layers;
+  for (const std::int64_t tokens : {256, 260, 271, 272, 600}) {
+    Session reads = session(few_keys);
+    model().generate(reads, {all.begin(), all.begin() + tokens}, {.max_tokens = 1});
+    const bool has_turn = tokens >= 272;
+    EXPECT_EQ(reads.turn_shares()[1].queries,
+              has_turn ? (tokens - 16) * model().config().attention.kv_heads : 0)
+        << tokens;
+    EXPECT_EQ(reads.stats().steps, (has_turn ? 16 : tokens) * layers) << tokens;
+  }
+}
+
 TEST_F(ModelTurns, BesideOtherSessionsAreAsAlone) {
   Session alone = session(few_keys);
   const GenerateResult want = ask(alone);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/context/prefill_visibility.h"
 #include "tests/support/chosen_attention.h"
 #include "tests/support/token_stream.h"
 #include "topkv/error.h"
@@ -342,9 +343,15 @@ TEST(TurnsInSessions, StepTogetherAsEachByItself) {
     // The last one fails: all are as they were, and may get their step again.
     const float last = std::exchange(k.back(), std::numeric_limits<float>::quiet_NaN());
     EXPECT_THROW(Session::attend_together(those, step), InvalidArgument);
-    for (const Session& session : sessions) EXPECT_EQ(session.own_tokens(), l == 0 ? 0 : 512);
+    for (const Session& session : sessions) {
+      EXPECT_EQ(session.own_tokens(), l == 0 ? 0 : 512);
+      EXPECT_EQ(session.turn_shares()[layer].queries, 0);
+    }
     k.back() = last;
     Session::attend_together(those, step);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(sessions[i].turn_shares()[layer].queries, i == 1 ? 0 : 512 * stream.shape.kv_heads);
+    }
     const std::size_t each = out.size() / 3;
     for (std::size_t i = 0; i < 3; ++i) {
       const SparseOuts& want = wanted[i == 1 ? 1 : 0];
@@ -355,6 +362,22 @@ TEST(TurnsInSessions, StepTogetherAsEachByItself) {
           << "session " << i << ", layer " << l;
     }
   }
+}
+
+TEST(TurnsInSessions, AreSparseInAutoFromWhereTheTextIsLong) {
+  AttentionShape shape = stack(1, 1);
+  shape.layers = 1;
+  const TokenStream stream(shape, longest_dense_on_host + 300);
+  const std::int64_t context = longest_dense_on_host - 300;
+  RetrievalOptions options = reading(usual);
+  options.turns->mode = Prefill::automatic;
+  Session session(stream.context(context), options);
+  SparseOuts outs(stream);
+  give_tokens(session, stream, context, longest_dense_on_host, 300, outs);
+  EXPECT_EQ(session.turn_shares()[0].queries, 0);
+  give_tokens(session, stream, longest_dense_on_host, stream.total, 300, outs);
+  EXPECT_EQ(session.turn_shares()[0].queries, 300);
+  EXPECT_LT(session.turn_shares()[0].key_share(), 0.1);
 }
 
 TEST(TurnsInSessions, OfMoreThanItsRoomAreRefused) {

@@ -19,10 +19,12 @@ Cost cost_of(Prefill mode) { return mode == Prefill::dense ? Cost::grows : Cost:
 /// Once it is known that a dense prefill on the host takes long: that there is another way.
 class QuickerWay {
  public:
-  QuickerWay(const Model& model, const PrefillOptions& options, ProgressBar& progress)
-      : there_is_(!model.device().is_cuda() && options.attention.mode == Prefill::dense &&
-                  model.prefill_attention({.attention = {.mode = Prefill::automatic}}, 1).mode ==
-                      Prefill::sparse),
+  QuickerWay(const Model& model, const PrefillOptions& options, std::int64_t tokens,
+             ProgressBar& progress)
+      : there_is_(
+            !model.device().is_cuda() && options.attention.mode == Prefill::dense &&
+            model.prefill_attention({.attention = {.mode = Prefill::automatic}}, tokens).mode ==
+                Prefill::sparse),
         progress_(progress) {}
 
   void tell() {
@@ -53,7 +55,7 @@ Prefilled without_index(const Model& model, PrefillOptions options,
             .freeze();
     return prefilled;
   }
-  QuickerWay quicker(model, options, progress);
+  QuickerWay quicker(model, options, std::ssize(tokens), progress);
   const Stopwatch watch;
   prefilled.context = model.prefill(
       tokens, options,

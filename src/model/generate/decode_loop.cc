@@ -242,8 +242,11 @@ void DecodeLoop::read_by_turns(bool reads) {
 std::size_t DecodeLoop::piece_of(const ActiveAnswer& one) const {
   const std::size_t left = one.prompt.size() - one.read;
   const std::size_t until_end = left > prompt_end ? left - prompt_end : left;
-  if (reads_turns(*one.session) && until_end >= static_cast<std::size_t>(least_turn_tokens))
-    return turn_piece(one.session->tokens(), until_end);
+  if (reads_turns(*one.session)) {
+    constexpr auto least = static_cast<std::size_t>(least_turn_tokens);
+    if (until_end >= least) return turn_piece(one.session->tokens(), until_end);
+    if (left >= least) return until_end;  // as one step it would be a turn
+  }
   const std::size_t most = std::min(left, static_cast<std::size_t>(session_chunk));
   return most < left || model_.config.attention.state_size.empty() ? most : until_end;
 }
