@@ -188,9 +188,9 @@ struct RetrievalOptions {
   /// The mode window is refused, because such a turn would not meet the context. Index, k, tail,
   /// mass and error have no part in turns; dense_layers attend all tokens.
   ///
-  /// Blocks are counted in positions from the begin of the context. Text that is read as a context
-  /// and then as turns attends the same keys as in one prefill, if steps end at multiples of 128
-  /// positions.
+  /// Blocks are counted in positions from the begin of the context. In sparse mode, text that is
+  /// read as a context and then as turns attends the same keys as in one prefill, if steps end at
+  /// multiples of 128 positions.
   ///
   /// These steps are no turns, and are read as other steps are:
   /// - steps without K and V;

@@ -15,8 +15,8 @@ namespace topkv {
 /// its context.
 ///
 /// The prefill, with the mean keys and the device memory that it has, lives from the first step of
-/// a turn to the first other call that changes the session, or to a step that fails. It is never
-/// asked for rows that were taken back or came by another way.
+/// a turn to the first other call that changes the session, to a step of another mode, or to a step
+/// that fails. It is never asked for rows that were taken back or came by another way.
 class TurnReader {
  public:
   /// Throws InvalidArgument for options of turns that no session takes, and Unsupported.
