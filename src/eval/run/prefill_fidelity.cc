@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "src/core/math/row_format.h"
 #include "src/core/threads/stopwatch.h"
+#include "src/core/threads/threads.h"
 #include "src/eval/run/likelihood.h"
 #include "src/eval/run/relative_error.h"
 
@@ -57,19 +59,27 @@ Reading read(const Model& model, std::span<const Token> text, std::span<const Pr
   Reading reading;
   const std::int64_t vocab = model.config().vocab_size;
   const std::int64_t stride = (std::ssize(text) + most_compared - 1) / most_compared;
+  std::vector<double> nats(static_cast<std::size_t>(std::ssize(text) - 1));
+  reading.text.resize(static_cast<std::size_t>(std::ssize(text) / stride));
   options.on_logits = [&](std::int64_t first, std::span<const float> logits) {
-    for (std::int64_t i = 0; i < std::ssize(logits) / vocab; ++i) {
-      const auto of =
-          logits.subspan(static_cast<std::size_t>(i * vocab), static_cast<std::size_t>(vocab));
-      const std::int64_t token = first + i;
-      if (token + 1 < std::ssize(text))
-        reading.nats += nats_of(of, text[static_cast<std::size_t>(token + 1)]);
-      if (token % stride == stride - 1) reading.text.push_back(distribution(of));
-    }
+    parallel_for(std::ssize(logits) / vocab, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto of =
+            logits.subspan(static_cast<std::size_t>(i * vocab), static_cast<std::size_t>(vocab));
+        const std::int64_t token = first + i;
+        if (token + 1 < std::ssize(text)) {
+          nats[static_cast<std::size_t>(token)] =
+              nats_of(of, text[static_cast<std::size_t>(token + 1)]);
+        }
+        if (token % stride == stride - 1)
+          reading.text[static_cast<std::size_t>(token / stride)] = distribution(of);
+      }
+    });
   };
   const Stopwatch watch;
   reading.context = model.prefill(text, options, progress, nullptr, &reading.shares);
   reading.seconds = watch.seconds();
+  reading.nats = std::accumulate(nats.begin(), nats.end(), 0.0);
   for (const Probe& probe : probes) {
     Session session(
         reading.context,
