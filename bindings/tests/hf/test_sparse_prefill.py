@@ -1,5 +1,7 @@
 """Prefills of a TopkCache: tokens choose the keys that they attend while a text is read."""
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -158,6 +160,19 @@ def test_a_text_of_unknown_length_that_outgrows_the_memory_is_read_on_densely(me
     assert (keys - dense)[512:].norm() < (sparse - dense)[512:].norm()
     # "sparse" is what was asked for: its builder says what is missing.
     assert read(model, pieces, prefill="sparse")[0] == "sparse"
+
+
+def test_texts_that_grow_side_by_side_share_the_memory_that_is_left(memory):
+    model = make_model("llama", torch.device("cpu"))
+    ids = make_ids(TEXT, model.device).repeat(2, 1)
+    for left, mode in ((2 * 1024, "sparse"), (1100, "dense")):  # each alone would have it
+        memory(left)
+        cache = TopkCache(model.config, prefill="auto", **SOME)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for at in range(0, TEXT, 256):
+                model(ids[:, at : at + 256], past_key_values=cache, use_cache=True)
+        assert cache.prefill_mode == mode and (_densely(told) > 0) == (mode == "dense")
 
 
 def test_a_larger_call_is_asked_for_again(memory, monkeypatch):

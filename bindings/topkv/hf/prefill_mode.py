@@ -62,14 +62,14 @@ class PrefillMode:
         has = {"memory": self.room() // texts, "capacity": capacity, "chunk": chunk, "dtype": self.dtype}
         return self._auto(_ANY_LENGTH, **has) == "sparse"
 
-    def capacity_for(self, wanted: int, held: int, chunk: int) -> int:
+    def capacity_for(self, wanted: int, held: int, chunk: int, texts: int) -> int:
         """The capacity of a text that outgrows `held` tokens and needs `wanted`: twice as much, so that
-        copying is linear, or a quarter more if only that fits."""
+        copying is linear, or a quarter more if only that fits. texts: as for `of`."""
         doubled = max(wanted, 2 * held)
-        if not self.takes_memory or self.fits(doubled, chunk):
+        if not self.takes_memory or self.fits(doubled, chunk, texts):
             return doubled
         less = max(wanted, held + held // 4)
-        if self.fits(less, chunk):
+        if self.fits(less, chunk, texts):
             return less
         return doubled if self.asked == "auto" else wanted
 

@@ -52,25 +52,33 @@ class PrefillRows:
         if spoiled or self.tokens != held:
             self._builder.truncate(held)
 
-    def make_room(self, more: int) -> None:
-        """Makes room for `more` tokens, the next call's. If a sparse prefill in mode "auto" no longer
-        fits into the device's memory, the text is read on densely."""
+    def outgrows(self, more: int) -> bool:
+        """Whether `more` tokens, the next call's, need more memory than the text has. If so, the memory
+        of the device that it reads with is given back."""
         wanted = self.tokens + more
         if self._is_frozen:
             self._capacity = max(self._capacity, wanted)
         builder = self._builder
-        grows = wanted > builder.capacity
-        if not grows and more <= self._chunk:
-            return
-        chunk = max(self._chunk, more)
+        if wanted <= builder.capacity and more <= self._chunk:
+            return False
         if self.mode == "sparse" and self._modes.takes_memory:
-            builder.truncate(builder.tokens(0))  # gives back the memory that it reads with
+            builder.truncate(builder.tokens(0))
+        return True
+
+    def make_room(self, more: int, texts: int) -> None:
+        """Makes room for `more` tokens in a text that outgrows its memory, as one of so many texts that
+        take memory now. If a sparse prefill in mode "auto" no longer fits into the device's memory, the
+        text is read on densely."""
+        wanted = self.tokens + more
+        builder = self._builder
+        grows = wanted > builder.capacity
+        chunk = max(self._chunk, more)
         larger = builder.capacity
         if grows and self.mode == "sparse":
-            larger = self._modes.capacity_for(wanted, larger, chunk)
+            larger = self._modes.capacity_for(wanted, larger, chunk, texts)
         elif grows:
             larger = max(wanted, 2 * larger)
-        if self.mode == "sparse" and self._modes.of(larger, chunk) == "dense":
+        if self.mode == "sparse" and self._modes.of(larger, chunk, texts) == "dense":
             self.freeze()
             self.mode, self._capacity = "dense", larger
             self._read_on(wanted)
@@ -148,8 +156,14 @@ class TextsRead:
     def make_room(self, more: list[int]) -> None:
         """Makes room for more[i] tokens in batch row i."""
         self._check_memory(more[:: self.alike])
-        for text, count in zip(self._texts, more[:: self.alike], strict=True):
-            text.make_room(count)
+        # None has taken its memory when the next one is asked, so that they share what is left.
+        growing = [
+            (text, count)
+            for text, count in zip(self._texts, more[:: self.alike], strict=True)
+            if text.outgrows(count)
+        ]
+        for text, count in growing:
+            text.make_room(count, len(growing))
 
     def attend(self, step: Step, counts: list[int]) -> None:
         """Attends one text after the other."""
