@@ -73,8 +73,12 @@ holds 'as a dense prefill attends it' cmp dense all
 holds 'auto is dense while a text is short' cmp dense auto
 over --json >events 2>/dev/null
 holds 'and says so' grep -q '"prefill":"dense"' events
-over $wide 2>&1 >/dev/null | grep '^prefill    ' >log
-holds 'of which nothing is told' test ! -s log
+over $wide >out 2>log
+holds 'which is said' grep -q '^prefill    sparse: tokens attended to all earlier ones$' log
+over --prefill window --prefill-window 64 >out 2>log
+holds 'a window says its tokens' grep -q '^prefill    window: the latest 64 tokens and the first 4$' log
+over >out 2>log
+holds 'auto says what it was' grep -q '^prefill    dense$' log
 read_it() { "$topkv" prefill -m "$model" --device cpu -t 2 -f long.txt -o long.tkv "$@"; }
 read_it $sparse --measure >out 2>log
 holds 'prefill can measure the share' grep -q '^prefill    sparse: [0-9.]* % of dense attention, measured (' log
@@ -97,7 +101,7 @@ import json
 short = json.load(open("measured"))
 assert short["measured"] is False and short["attended_mass"] == 1'
 read_it $wide --measure >out 2>log
-holds 'which is said' grep -q '^prefill    sparse: not measured, tokens attended to all earlier ones$' log
+holds 'which is said' grep -q '^prefill    sparse: tokens attended to all earlier ones$' log
 read_it $sparse >out 2>log
 holds 'the file says how it was read' sh -c '"$0" info long.tkv | grep -q "sparse prefill"' "$topkv"
 

@@ -40,10 +40,15 @@ holds 'with what is expected' grep -q 'a sparse prefill of attention in chunks o
 model=$whole
 plan -c 1M --mem 16GiB --prefill window
 holds 'so does the window' grep -q '^run  .* --prefill window' out
+holds 'with what it takes' grep -q '^prefill   window: a token attends 1,028 keys: [0-9]* TFLOP, .*; dense prefill takes 6,755 TFLOP, ' out
+plan -c 1M --mem 16GiB --prefill-keys 2048 --prefill-window 512
+holds 'numbers of keys count' grep -q '^prefill   sparse: a token attends up to 2,564 keys: ' out
+holds 'and are among the flags' grep -q '^run .* --prefill-window 512 --prefill-keys 2048 ' out
 plan -c 8K --mem 4GiB
-holds 'nothing is said where every token attends all' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+holds 'a short text is read densely' grep -q '^prefill   dense: 0[.]4 TFLOP, 4[.][0-9] s at 100 GFLOP/s$' out
+holds 'of which no command needs to be told' test "$(grep -c -e '--prefill' out)" -eq 0
 if "$topkv" plan "$model" -c 32K --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
-  holds 'nor where a GPU reads densely' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+  holds 'as a GPU reads longer ones' grep -q '^prefill   dense: [0-9]* TFLOP$' out
 fi
 
 plan -c 1M --mem 1GiB

@@ -135,8 +135,7 @@ class Chat {
     fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
                format_seconds(prefilled.seconds + prefilled.times.indexing),
                byte_text(prefilled.context->memory().rows_bytes));
-    if (const std::string attended = attended_text(prefilled.shares); !attended.empty())
-      fmt::print(stderr, "prefill    {}: {}\n", name_of(prefilled.attention.mode), attended);
+    fmt::print(stderr, "prefill    {}\n", reading_text(prefilled.attention, prefilled.shares));
   }
 
   /// A template that moves or rewrites what the context was made of.

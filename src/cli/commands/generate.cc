@@ -208,9 +208,8 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   if (context > 0) {
     fmt::print(stderr, "context    {} tokens, {}/s, {} of rows\n", format_grouped(context),
                format_rate(rate(context, prefilled.seconds)), byte_text(figures.memory.rows_bytes));
+    fmt::print(stderr, "prefill    {}\n", reading_text(prefilled.attention, prefilled.shares));
   }
-  if (const std::string attended = attended_text(prefilled.shares); !attended.empty())
-    fmt::print(stderr, "prefill    {}: {}\n", name_of(prefilled.attention.mode), attended);
   if (figures.memory.index_bytes > 0) {
     const std::int64_t queries = figures.memory.queries_bytes;
     fmt::print(stderr, "index      {}, {}{}, waited for it {}\n", figures.index,

@@ -70,7 +70,9 @@ struct Reading {
   Prefill mode() const { return attention.mode; }
   double flop() const { return mode() == Prefill::dense ? dense_flop : sparse_flop; }
   std::string text_of(double flop) const {
-    const std::string text = fmt::format("{} TFLOP", format_grouped(std::llround(flop / 1e12)));
+    const double tera = flop / 1e12;
+    const std::string text =
+        (tera < 10 ? fmt::format("{:.1g}", tera) : format_grouped(std::llround(tera))) + " TFLOP";
     return host ? fmt::format("{}, {} at {:.0f} GFLOP/s", text, format_seconds(flop / host_flops),
                               host_flops / 1e9)
                 : text;
@@ -143,7 +145,7 @@ void print_speed(const char* name, const PlacePlan& place) {
       gb, name, 100 / gb);
 }
 
-/// If prefill is sparse, or takes long: what its attention takes, and the other way.
+/// What the attention of the prefill takes; beside it the other way, where that is far off.
 void print_reading(const Reading& reading) {
   const PrefillAttention& attention = reading.attention;
   if (reading.mode() == Prefill::sparse && reading.sparse_flop < reading.dense_flop) {
@@ -156,7 +158,22 @@ void print_reading(const Reading& reading) {
             ? fmt::format("--prefill sparse takes {} at most", reading.text_of(reading.sparse_flop))
             : "this model has no sparse prefill";
     fmt::print("prefill   dense: {}; {}\n", reading.text_of(reading.dense_flop), other);
+  } else if (reading.mode() == Prefill::window) {
+    fmt::print("prefill   window: a token attends {} keys: {}; dense prefill takes {}\n",
+               format_grouped(attention.window + attention.sinks),
+               reading.text_of(reading.sparse_flop), reading.text_of(reading.dense_flop));
+  } else {
+    fmt::print("prefill   {}: {}\n", name_of(reading.mode()), reading.text_of(reading.flop()));
   }
+}
+
+/// The flags that name the prefill, as they are given to other commands.
+std::string prefill_text(const PrefillFlags& flags) {
+  std::string text = flags.mode == "auto" ? "" : " --prefill " + flags.mode;
+  const PrefillAttention usual;
+  if (flags.window != usual.window) text += fmt::format(" --prefill-window {}", flags.window);
+  if (flags.keys != usual.keys) text += fmt::format(" --prefill-keys {}", flags.keys);
+  return text;
 }
 
 /// "2.1GiB more of the GPU's memory and 3GiB more of the host's"
@@ -234,8 +251,7 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
     fmt::print("better    nothing: this is the most exact there is\n");
   }
   fmt::print("run       topkv generate -m {} {}{}{} -f FILE -p QUESTION\n",
-             printable(flags.directory), shown.flags(),
-             flags.prefill.mode == "auto" ? "" : " --prefill " + flags.prefill.mode,
+             printable(flags.directory), shown.flags(), prefill_text(flags.prefill),
              shown.gpu.items.empty()    ? " --device cpu"
              : flags.gpu_memory.empty() ? ""
                                         : " --gpu-mem " + flags.gpu_memory);

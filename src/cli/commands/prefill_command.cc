@@ -160,12 +160,8 @@ int run_prefill(PrefillCommandFlags flags) {
   if (flags.quiet || flags.json) return 0;
   fmt::print(stderr, "context    {} tokens, {}/s\n", format_grouped(tokens),
              format_rate(static_cast<double>(tokens) / prefilled.seconds));
-  if (const std::string attended = attended_text(prefilled.shares, flags.measure);
-      !attended.empty()) {
-    fmt::print(stderr, "prefill    {}: {}\n", mode, attended);
-  } else if (flags.measure) {
-    fmt::print(stderr, "prefill    {}: not measured, tokens attended to all earlier ones\n", mode);
-  }
+  fmt::print(stderr, "prefill    {}\n",
+             reading_text(prefilled.attention, prefilled.shares, flags.measure));
   fmt::print(stderr, "indices    {}\n", fmt::join(prefilled.context->indices(), ", "));
   fmt::print(stderr, "file       {}, {} in {}\n", printable(flags.output), byte_text(bytes),
              format_seconds(seconds));

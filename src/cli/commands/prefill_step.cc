@@ -113,6 +113,19 @@ std::string attended_text(std::span<const PrefillShare> shares, bool measured) {
       share->least_layer, 100 * share->keys);
 }
 
+std::string reading_text(const PrefillAttention& attention, std::span<const PrefillShare> shares,
+                         bool measured) {
+  const std::string mode(name_of(attention.mode));
+  if (attention.mode == Prefill::window) {
+    return fmt::format("{}: the latest {} tokens and the first {}", mode,
+                       format_grouped(attention.window), format_grouped(attention.sinks));
+  }
+  if (attention.mode == Prefill::dense) return mode;
+  const std::string attended = attended_text(shares, measured);
+  return fmt::format("{}: {}", mode,
+                     !attended.empty() ? attended : "tokens attended to all earlier ones");
+}
+
 Prefilled prefill(const Model& model, const RetrievalFlags& retrieval, const PrefillFlags& prefill,
                   const std::vector<Token>& tokens, ProgressBar& progress, bool measure) {
   const std::string& index = retrieval.indices.front();

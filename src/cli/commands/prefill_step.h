@@ -35,6 +35,11 @@ std::optional<AttendedShare> attended_share(std::span<const PrefillShare> shares
 /// empty if all earlier keys were attended. measured: the shares are not estimates.
 std::string attended_text(std::span<const PrefillShare> shares, bool measured = false);
 
+/// How a text was read: "dense", "window: the latest 1,024 tokens and the first 4", "sparse: " with
+/// its attended_text. measured: as there.
+std::string reading_text(const PrefillAttention& attention, std::span<const PrefillShare> shares,
+                         bool measured = false);
+
 /// Adds the mode and what tokens attended to the figures for programs. What they attended is null
 /// if the mode is Prefill::window: the share of dense attention that a window holds is unknown.
 void add_attended(Json& json, const Prefilled& prefilled);

@@ -163,9 +163,9 @@ int run_serve(ServeFlags flags) {
       .retrieval = retrieval_options(flags.retrieval, layers, index, 1)};
   reading.retrieval.turns = turn_attention(flags.prefill, flags.retrieval.sinks);
   if (index != "exact") reading.prefill.indices = {index};
-  reading.on_read = [](const std::string& name, std::span<const PrefillShare> shares) {
-    const std::string attended = attended_text(shares);
-    if (!attended.empty()) fmt::print(stderr, "context {}: sparse prefill, {}\n", name, attended);
+  reading.on_read = [](const std::string& name, const PrefillAttention& attention,
+                       std::span<const PrefillShare> shares) {
+    fmt::print(stderr, "context {}: prefill {}\n", name, reading_text(attention, shares));
   };
   const std::int64_t reading_memory = reading.prefill.memory_budget;
   serve::Service service(model, std::move(chat),

@@ -174,7 +174,8 @@ FlagGroup prefill_flags(const std::string& mode) {
        Flag("--prefill-least", value::count(0), "sparse: let tokens choose N keys or more", "",
             "512, or --prefill-keys if that is less"),
        Flag("--prefill-mass", value::or_word(value::real(0, 1, true), "none"),
-            "sparse: choose no more keys once this share of attention is met, above 0 and up to 1",
+            "sparse: choose no more keys once this share of attention is met, above 0 and up to 1; "
+            "none: always choose --prefill-keys",
             "0.98"),
        Flag("--chunk", value::or_word(value::count(), "auto"), "read N tokens a step", "auto"),
        Flag("--kv-dtype", value::choice("TYPE", {"bf16", "q8", "q4", "q8/q4", "f16", "f32"}),

@@ -89,6 +89,7 @@ CommandHelp plan_command() {
               "plan for this prefill: dense, sparse or window; auto is sparse, or dense where that "
               "is quicker",
               "auto"),
+         shared_flag("--prefill-window"), shared_flag("--prefill-keys"),
          json_flag("print one JSON object, with every way")}}},
       {"topkv plan models/needle-14m",
        "topkv plan Qwen2.5-7B-Instruct-1M -c 1M --gpu-mem 16GiB --mem 64GiB"},

@@ -221,10 +221,11 @@ void Contexts::read(Entry& entry) {
     entry.total = tokens;
     entry.warning = lost;
   }
+  options.attention = model_.prefill_attention(options, tokens);
   std::vector<PrefillShare> shares;
   const std::shared_ptr<const Context> context =
       model_.prefill(kept.tokens, options, report, nullptr, &shares);
-  if (options_.on_read) options_.on_read(request.name, shares);
+  if (options_.on_read) options_.on_read(request.name, options.attention, shares);
   ServedContext made = {.name = request.name,
                         .context = context->ready_for(options_.retrieval, report, model_.device()),
                         .end = kept.end,

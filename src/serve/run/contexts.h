@@ -27,9 +27,11 @@ namespace topkv::serve {
 struct ReadingOptions {
   PrefillOptions prefill;      ///< with the index, where it is one
   RetrievalOptions retrieval;  ///< of sessions over them
-  /// Receives what the tokens of a text attended in each layer, [layers], once it is read. Called
-  /// by the thread that reads. May be empty.
-  std::function<void(const std::string& name, std::span<const PrefillShare> shares)> on_read = {};
+  /// Receives how a text is read, and what its tokens attended in each layer, [layers], once it is
+  /// read. Called by the thread that reads. May be empty.
+  std::function<void(const std::string& name, const PrefillAttention& attention,
+                     std::span<const PrefillShare> shares)>
+      on_read = {};
 };
 
 struct ContextInfo {
