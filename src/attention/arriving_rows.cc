@@ -11,6 +11,9 @@ namespace topkv {
 namespace {
 
 constexpr std::size_t quad = 4;  // rows that are scored together: what takes as long for one
+// Keys are on their way from memory this many rows before they are scored, and values once keys
+// are: processors drop requests beyond the few dozen that they can have open.
+constexpr std::size_t ahead = 24;
 
 }  // namespace
 
@@ -23,7 +26,8 @@ void ArrivingRows::begin(const float* queries, std::int64_t heads, const RowsVie
 }
 
 void ArrivingRows::add(std::int64_t position) {
-  prefetch_row(rows_, position);
+  if (arrived_.size() < scored_ + ahead)
+    prefetch_half_row(rows_.key(position), rows_.keys.stride_bytes);
   arrived_.push_back(position);
 }
 
@@ -41,6 +45,11 @@ void ArrivingRows::score_quad(const std::int64_t* positions) {
   const std::size_t at = scored_ * static_cast<std::size_t>(heads_);
   if (scores_.size() < at + quad * static_cast<std::size_t>(heads_)) {
     scores_.resize(2 * at + quad * static_cast<std::size_t>(heads_));
+  }
+  for (std::size_t i = 0; i < quad; ++i) {
+    prefetch_half_row(rows_.value(positions[i]), rows_.values.stride_bytes);
+    if (const std::size_t next = scored_ + ahead + i; next < arrived_.size())
+      prefetch_half_row(rows_.key(arrived_[next]), rows_.keys.stride_bytes);
   }
   dot_gather(queries_, heads_, rows_.keys, positions, quad, &scores_[at], quad);
   scored_ += quad;

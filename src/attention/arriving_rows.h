@@ -10,7 +10,7 @@
 
 namespace topkv {
 
-/// Rows are asked for when they are added and scored while others are still to come. The result is
+/// Rows are asked for as they are added, and scored while others are still to come. The result is
 /// that of attend_rows for their positions ascending, bit for bit: it does not depend on the order
 /// in which they came.
 class ArrivingRows {

@@ -13,9 +13,4 @@ inline void prefetch_half_row(const std::byte* half, std::int64_t bytes) {
   for (std::int64_t at = 0; at < bytes; at += line) __builtin_prefetch(half + at);
 }
 
-inline void prefetch_row(const RowsView& rows, std::int64_t position) {
-  prefetch_half_row(rows.key(position), rows.keys.stride_bytes);
-  prefetch_half_row(rows.value(position), rows.values.stride_bytes);
-}
-
 }  // namespace topkv

@@ -155,7 +155,7 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
 TEST(WeightedSum, EveryShapeEqualsPlainLoops) {
   for (const DType dtype : stored_dtypes) {
     for (const std::int64_t dim : {1, 7, 16, 33, 80, 128}) {
-      for (const std::int64_t sums : {1, 2, 3, 4, 7}) {
+      for (const std::int64_t sums : {1, 2, 3, 4, 7, 8, 13}) {
         for (const std::int64_t count : {0, 1, 5, 33}) {
           const auto given = random_floats(40 * dim, 3);
           std::vector<float> vectors(given.size());  // as stored

@@ -174,6 +174,29 @@ TEST(RowFormat, ABiasIsTurnedAsRopeTurnsIt) {
   }
 }
 
+TEST(RowFormat, HalvesOfAHeadAreTurnedByTheirOwnFrequencies) {
+  constexpr std::int64_t dim = 64;
+  for (const std::int64_t other : {std::int64_t{-1}, std::int64_t{0}, dim / 2 + 17, dim - 1}) {
+    std::vector<float> bias(3 * dim);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      bias[i] = 3.25F - static_cast<float>(i);
+      bias[dim + i] = 0.5F * static_cast<float>(i);
+      bias[2 * dim + i] = 1.0F / static_cast<float>(1 + i % (dim / 2));
+    }
+    if (other >= 0) bias[2 * dim + other] = 0.7F;  // not that of the element half a head apart
+    const KeyView view{nullptr, DType::q4, 1, dim, 0, nullptr, bias.data(), 123457};
+    std::vector<float> got(dim);
+    turned_bias(view, 0, got.data());
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const float one[3] = {bias[i], bias[dim + i], bias[2 * dim + i]};
+      const KeyView alone{nullptr, DType::q4, 1, 1, 0, nullptr, one, 123457};
+      float want = 0;
+      turned_bias(alone, 0, &want);
+      EXPECT_EQ(got[i], want) << other << " " << i;
+    }
+  }
+}
+
 TEST(RowFormat, ElementsOfVectorsAndLastOnesAreTurnedToTheSameBits) {
   constexpr std::int64_t dim = 37;
   for (int n = 0; n < 200; ++n) {

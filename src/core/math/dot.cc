@@ -1,6 +1,7 @@
 #include "src/core/math/dot.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "src/core/math/key_bias.h"
 #include "src/core/math/row_format.h"
@@ -129,6 +130,26 @@ HWY_INLINE void prefetch(const std::byte* key, std::int64_t bytes) {
   __builtin_prefetch(key + bytes - 1);  // a key that begins within a line ends in one more
 }
 
+constexpr std::int64_t most_queries = 4;  // of a loop over a quad's elements
+
+/// A stored key as dot_quad reads it.
+template <DType dtype>
+HWY_INLINE void widen(const std::byte* key, std::int64_t dim, const float* channels,
+                      const float* bias, float* out) {
+  const Floats d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes <= dim; i += lanes)
+    hn::StoreU(load_at<dtype>(d, key, i, channels, bias), d, out + i);
+  for (; i < dim; ++i) out[i] = load_at_1<dtype>(key, i, channels, bias);
+}
+
+/// Memory of this thread for a quad of keys.
+std::vector<float>& widened() {
+  thread_local std::vector<float> keys;
+  return keys;
+}
+
 /// position_of(r) gives the position of key r, for r below `known`.
 template <DType dtype, class PositionOf>
 void dot_many(const float* queries, std::int64_t query_count, const KeyView& all,
@@ -138,6 +159,10 @@ void dot_many(const float* queries, std::int64_t query_count, const KeyView& all
   const std::int64_t dim = all.dim;
   const std::int64_t key_bytes = vector_bytes(dtype, dim);
   const float* channels = channels_of(all);
+  // Keys in blocks that more queries meet than one loop takes are widened once.
+  const bool widens = in_blocks(dtype) && query_count > most_queries;
+  std::vector<float>& wide = widened();
+  if (widens) wide.resize(static_cast<std::size_t>(quad * dim));
   std::int64_t r = 0;
   for (; r + quad <= key_count; r += quad) {
     const std::byte* keys[quad];
@@ -146,8 +171,17 @@ void dot_many(const float* queries, std::int64_t query_count, const KeyView& all
       keys[j] = key_of(r + j);
       biases[j] = bias_at(all, position_of(r + j), j);
       if (r + j + ahead < known) prefetch(key_of(r + j + ahead), key_bytes);
+      if (!widens) continue;
+      float* const to = &wide[static_cast<std::size_t>(j * dim)];
+      widen<dtype>(keys[j], dim, channels, biases[j], to);
+      keys[j] = reinterpret_cast<const std::byte*>(to);
     }
-    dot_quad_any<dtype>(queries, query_count, dim, keys, channels, biases, scores + r, stride);
+    if (widens) {
+      dot_quad_any<DType::f32>(queries, query_count, dim, keys, nullptr, biases, scores + r,
+                               stride);
+    } else {
+      dot_quad_any<dtype>(queries, query_count, dim, keys, channels, biases, scores + r, stride);
+    }
   }
   if (r < key_count) {  // the last quad repeats its last key into a scratch row
     const std::byte* keys[quad];

@@ -43,14 +43,19 @@ float element(const float* bias, std::int64_t dim, std::int64_t i, float positio
 
 #if HWY_TARGET != HWY_SCALAR
 
-/// As many elements as a vector has, from i on.
-HWY_INLINE hn::Vec<Floats> elements(const float* bias, std::int64_t dim, std::int64_t i,
-                                    float position) {
+using Vector = hn::Vec<Floats>;
+
+struct Turn {
+  Vector cos, sin;
+};
+
+/// By the frequencies of as many elements as a vector has.
+HWY_INLINE Turn turn_by(Vector frequencies, float position) {
   const Floats d;
   const hn::Half<Floats> half;
   const hn::Rebind<double, hn::Half<Floats>> wide;
   const hn::RebindToSigned<Floats> d32;
-  const auto angle = hn::Mul(hn::Set(d, position), hn::LoadU(d, bias + 2 * dim + i));
+  const auto angle = hn::Mul(hn::Set(d, position), frequencies);
   const auto turn_of = [&](auto some) {
     const auto turns = hn::Mul(hn::PromoteTo(wide, some), hn::Set(wide, turns_per_radian));
     return hn::DemoteTo(half, hn::Sub(turns, hn::Round(turns)));
@@ -75,7 +80,14 @@ HWY_INLINE hn::Vec<Floats> elements(const float* bias, std::int64_t dim, std::in
   const auto sign = [&](auto of) { return hn::BitCast(d, hn::ShiftLeft<30>(hn::And(of, two))); };
   const auto cos = hn::Xor(hn::IfThenElse(odd, s, c), sign(hn::Add(k, hn::Set(d32, 1))));
   const auto sin = hn::Xor(hn::IfThenElse(odd, c, s), sign(k));
-  return hn::Add(hn::Mul(hn::LoadU(d, bias + i), cos), hn::Mul(hn::LoadU(d, bias + dim + i), sin));
+  return {cos, sin};
+}
+
+/// Elements i and on.
+HWY_INLINE Vector elements(const float* bias, std::int64_t dim, std::int64_t i, const Turn& turn) {
+  const Floats d;
+  return hn::Add(hn::Mul(hn::LoadU(d, bias + i), turn.cos),
+                 hn::Mul(hn::LoadU(d, bias + dim + i), turn.sin));
 }
 
 #endif
@@ -85,7 +97,24 @@ void turn_any(const float* bias, std::int64_t dim, float position, float* out) {
 #if HWY_TARGET != HWY_SCALAR
   const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (; i + lanes <= dim; i += lanes) hn::StoreU(elements(bias, dim, i, position), d, out + i);
+  const float* const frequencies = bias + 2 * dim;
+  const std::int64_t half = dim / 2;
+  const auto write = [&](std::int64_t at, const Turn& turn) {
+    hn::StoreU(elements(bias, dim, at, turn), d, out + at);
+  };
+  if (dim % (2 * lanes) == 0) {
+    for (; i < half; i += lanes) {
+      const auto of_first = hn::LoadU(d, frequencies + i);
+      const auto of_second = hn::LoadU(d, frequencies + half + i);
+      const Turn turn = turn_by(of_first, position);
+      write(i, turn);
+      // RoPE turns elements half a head apart together, as a rule.
+      const bool same = hn::AllTrue(d, hn::Eq(of_first, of_second));
+      write(half + i, same ? turn : turn_by(of_second, position));
+    }
+    return;
+  }
+  for (; i + lanes <= dim; i += lanes) write(i, turn_by(hn::LoadU(d, frequencies + i), position));
 #endif
   for (; i < dim; ++i) out[i] = element(bias, dim, i, position);
 }

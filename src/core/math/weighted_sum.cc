@@ -27,7 +27,7 @@ HWY_INLINE void add_block(const WeightedVectors& of, const float* channels, std:
   const float* weights = of.weights + first * of.weights_stride;
   float* out = all + first * dim + i;
   V total[sums][vectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int s = 0; s < sums; ++s) {
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) total[s][v] = hn::LoadU(d, out + s * dim + v * lanes);
@@ -38,14 +38,14 @@ HWY_INLINE void add_block(const WeightedVectors& of, const float* channels, std:
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v)
       x[v] = load_at<dtype>(d, from, i + v * lanes, channels, nullptr);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int s = 0; s < sums; ++s) {
       const V weight = hn::Set(d, weights[s * of.weights_stride + r]);
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) total[s][v] = hn::MulAdd(weight, x[v], total[s][v]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int s = 0; s < sums; ++s) {
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) hn::StoreU(total[s][v], d, out + s * dim + v * lanes);
@@ -72,14 +72,27 @@ HWY_INLINE void add_sums(const WeightedVectors& of, const float* channels, std::
   }
 }
 
+// Sums at once: more where it takes long to widen what is read, and AVX-512 has registers for them.
+template <DType dtype>
+constexpr int at_once = in_blocks(dtype) && hn::MaxLanes(Floats()) >= 16 ? 8 : 4;
+
+/// The sums from s on, at most `most`.
+template <DType dtype, int most>
+HWY_INLINE void add_rest(const WeightedVectors& of, const float* channels, std::int64_t s,
+                         float* out) {
+  if constexpr (most > 0) {
+    if (of.sums - s == most) return add_sums<dtype, most>(of, channels, s, out);
+    add_rest<dtype, most - 1>(of, channels, s, out);
+  }
+}
+
 void add_weighted_any(const WeightedVectors& of, float* out) {
   const float* channels = channels_of(of.stored);
   with_stored(of.stored.dtype, [&]<DType t>() {
     std::int64_t s = 0;
-    for (; s + 4 <= of.sums; s += 4) add_sums<t, 4>(of, channels, s, out);
-    if (of.sums - s == 3) add_sums<t, 3>(of, channels, s, out);
-    if (of.sums - s == 2) add_sums<t, 2>(of, channels, s, out);
-    if (of.sums - s == 1) add_sums<t, 1>(of, channels, s, out);
+    for (; s + at_once<t> <= of.sums; s += at_once<t>)
+      add_sums<t, at_once<t>>(of, channels, s, out);
+    add_rest<t, at_once<t> - 1>(of, channels, s, out);
   });
 }
 
