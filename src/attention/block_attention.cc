@@ -51,12 +51,10 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
   const std::int64_t kv_heads = std::ssize(spans);
   const std::int64_t group = queries.heads / kv_heads;
   const std::int64_t d = queries.head_dim;
-  const std::int64_t tile_tokens = std::max<std::int64_t>(1, query_tile / group);
+  // A few tokens each have a tile of their own, and attend as if they came one by one.
+  const bool few = queries.tokens <= few_step_tokens;
+  const std::int64_t tile_tokens = few ? 1 : std::max<std::int64_t>(1, query_tile / group);
   const std::int64_t tiles = (queries.tokens + tile_tokens - 1) / tile_tokens;
-  const std::int64_t rows = spans[0].count();
-  const std::int64_t splits =
-      visible.window == 0 ? std::max<std::int64_t>(1, (rows + rows_per_task - 1) / rows_per_task)
-                          : 1;
 
   const auto tile_of = [&](std::int64_t head, std::int64_t index) {
     return QueryTile{queries,
@@ -69,6 +67,12 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
                      shape.softmax_scale(),
                      shape.softcap};
   };
+  // Of the rows before the tile's last token, so that later tokens change nothing.
+  const auto splits_of = [&](const QueryTile& tile, const RowSpan& span) {
+    if (visible.window > 0) return std::int64_t{1};
+    const std::int64_t rows = std::min(span.end(), queries.first + tile.end) - span.first;
+    return std::max<std::int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
+  };
   const auto place = [&](const QueryTile& tile, std::int64_t row) {
     return (tile.begin + row / group) * queries.heads + tile.head + row % group;
   };
@@ -77,6 +81,7 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
     for (std::int64_t i = begin; i < end; ++i) {
       const QueryTile tile = tile_of(i / tiles, i % tiles);
       const RowSpan& span = spans[i / tiles];
+      const std::int64_t splits = splits_of(tile, span);
       if (splits == 1) {
         attend_tile(tile, span, {span.first, span.end()}, [&](std::int64_t row) {
           const std::int64_t at = place(tile, row);

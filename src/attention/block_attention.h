@@ -51,6 +51,10 @@ struct RowSpan {
   }
 };
 
+/// Up to this many tokens, a step on the host gives each token, bit for bit, what steps of one
+/// token give. Drafts are verified in such steps.
+inline constexpr std::int64_t few_step_tokens = 16;
+
 /// Partials of the queries over those rows of each KV head's span that they may attend.
 /// spans: one for each KV head, of the same positions. out: heads = [tokens, q_heads], overwritten.
 /// shape: gives the scale and the cap of scores. Split over threads by KV head, tokens and, for few

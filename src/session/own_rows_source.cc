@@ -13,9 +13,13 @@ void OwnRowsSource::contribute(Step& step) {
   });
 }
 
+bool OwnRowsSource::attends_alone(const StepBlock& block) const {
+  return block.step.queries.tokens <= few_step_tokens && !session_.spec.has_row_rules;
+}
+
 void OwnRowsSource::attend_between(const StepBlock& block) {
   const std::int64_t tokens = block.queries.tokens;
-  if (tokens == 1) return;
+  if (tokens == 1 || attends_alone(block)) return;
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
     heads_.copy_queries(block, head);
     heads_[head].selector.reset(tokens * session_.shape.group());
@@ -25,6 +29,7 @@ void OwnRowsSource::attend_between(const StepBlock& block) {
 }
 
 void OwnRowsSource::select_between(const StepBlock& block, std::int64_t head) {
+  if (attends_alone(block)) return;
   const std::int64_t layer = block.layer();
   const std::int64_t before = plain_rows(layer, block.queries.first).end;
   HeadQueries& of_head = heads_[head];
@@ -38,17 +43,27 @@ void OwnRowsSource::select_between(const StepBlock& block, std::int64_t head) {
 }
 
 void OwnRowsSource::attend(const StepBlock& block) {
-  const std::int64_t layer = block.layer();
+  const std::int64_t tokens = attends_alone(block) ? 1 : block.queries.tokens;
+  partial_.reset(block.host.exact.heads, block.host.exact.head_dim);
+  for (std::int64_t t = 0; t < block.queries.tokens; t += tokens) {
+    const std::int64_t heads = tokens * session_.shape.q_heads;
+    attend(block.layer(), block.queries.part(t, tokens),
+           partial_.view().part(t * session_.shape.q_heads, heads),
+           block.host.exact.part(t * session_.shape.q_heads, heads));
+  }
+}
+
+void OwnRowsSource::attend(std::int64_t layer, const TokenQueries& queries, PartialView partial,
+                           PartialView into) {
   const Segment& segment = session_.segments.back();
-  const PositionRange range = plain_rows(layer, block.queries.first);
+  const PositionRange range = plain_rows(layer, queries.first);
   if (range.size() <= 0) return;
   const Stopwatch attending;
   spans_.clear();
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head)
     spans_.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
-  partial_.reset(block.host.exact.heads, block.host.exact.head_dim);
-  attend_tokens(session_.shape, block.queries, {}, spans_, partial_.view());
-  merge(block.host.exact, partial_.view());
+  attend_tokens(session_.shape, queries, {}, spans_, partial);
+  merge(into, partial);
   session_.times(layer).tail += attending.seconds();
 }
 

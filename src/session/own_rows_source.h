@@ -15,7 +15,8 @@ namespace topkv {
 ///
 /// A block of several tokens has two kinds: rows that no token of the block has in its window,
 /// which all tokens attend; and rows between, which only its later tokens do not have in their
-/// window.
+/// window. In a step of few tokens (few_step_tokens) without rules each token is a block of its
+/// own.
 class OwnRowsSource final : public AttentionSource {
  public:
   /// between: it attends both kinds. A search takes the rows between into its own selection
@@ -41,7 +42,12 @@ class OwnRowsSource final : public AttentionSource {
   PositionRange coded_rows(std::int64_t layer, std::int64_t position) const;
 
  private:
+  /// Returns whether each token of the block attends its rows by itself.
+  bool attends_alone(const StepBlock& block) const;
   void attend_between(const StepBlock& block);
+  /// Merges the rows that no token has in its window. partial: empty, for these tokens.
+  void attend(std::int64_t layer, const TokenQueries& queries, PartialView partial,
+              PartialView into);
 
   SessionCore& session_;
   QueriesByHead& heads_;

@@ -200,11 +200,24 @@ void arrange_inputs(const Matrix& packed, const float* x, std::int64_t tokens, f
 
 void packed_dot(const Matrix& packed, std::int64_t first, std::int64_t rows, const float* arranged,
                 std::int64_t tokens, float* out, std::int64_t stride) {
-  if (in_nibbles(packed.packing)) {
-    nibble_dot(packed, first, rows, arranged, tokens, out, stride);
-  } else {
-    HWY_DYNAMIC_DISPATCH(packed_dot_any)
-    (packed, first, rows, arranged, arranged_size(packed), tokens, out, stride);
+  constexpr std::int64_t tokens_at_once = 4;
+  // Rows that stay in the first-level cache for the next tokens.
+  const std::int64_t near =
+      std::max<std::int64_t>(4, (std::int64_t{16} << 10) / packed.row_bytes() / 4 * 4);
+  const std::int64_t rows_at_once = tokens <= tokens_at_once ? rows : near;
+  for (std::int64_t r = 0; r < rows; r += rows_at_once) {
+    const std::int64_t some_rows = std::min(rows_at_once, rows - r);
+    for (std::int64_t t = 0; t < tokens; t += tokens_at_once) {
+      const std::int64_t some = std::min(tokens_at_once, tokens - t);
+      const float* x = arranged + t * arranged_size(packed);
+      float* to = out + t * stride + r;
+      if (in_nibbles(packed.packing)) {
+        nibble_dot(packed, first + r, some_rows, x, some, to, stride);
+      } else {
+        HWY_DYNAMIC_DISPATCH(packed_dot_any)
+        (packed, first + r, some_rows, x, arranged_size(packed), some, to, stride);
+      }
+    }
   }
 }
 

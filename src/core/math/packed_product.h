@@ -10,16 +10,14 @@
 
 namespace topkv {
 
-/// Activations a dot product with packed rows takes at a time.
-inline constexpr std::int64_t most_packed_tokens = 4;
-
 /// Floats of the arranged activations of one token.
 std::int64_t arranged_size(const Matrix& packed);
 
 /// x [tokens, in_features] in the order in which codes are met, to [tokens, arranged_size].
 void arrange_inputs(const Matrix& packed, const float* x, std::int64_t tokens, float* arranged);
 
-/// out[t * stride + r] = row first + r of the matrix · token t, for 1 to most_packed_tokens tokens.
+/// out[t * stride + r] = row first + r of the matrix · token t. No token's products depend on which
+/// other tokens there are.
 void packed_dot(const Matrix& packed, std::int64_t first, std::int64_t rows, const float* arranged,
                 std::int64_t tokens, float* out, std::int64_t stride);
 

@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "src/attention/block_attention.h"
 #include "src/core/math/convert.h"
 #include "src/core/math/dot.h"
 #include "src/core/math/matrix_product.h"
@@ -24,8 +25,6 @@
 namespace topkv {
 namespace {
 
-// Up to this many tokens a product is bound by reading the weights once, in their own dtype.
-constexpr std::int64_t few_tokens = 4;
 // Tiles of a larger product: the weights of one tile are widened to float32 and used for
 // token_tile tokens, while they are in the second-level cache.
 constexpr std::int64_t feature_tile = 128;
@@ -72,7 +71,7 @@ class HostDevice final : public ComputeDevice {
   void matmul(const Matrix& weight, const std::byte* operand, std::int64_t tokens, bool accumulate,
               float* out) override {
     const float* x = floats(operand);
-    if (tokens <= few_tokens) {
+    if (tokens <= few_step_tokens) {
       stream_weights(weight, x, tokens, accumulate, out);
     } else {
       multiply_tiles(weight, x, tokens, accumulate, out);
