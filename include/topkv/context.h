@@ -261,6 +261,14 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<const Context> with_index(std::string_view spec, const ProgressFn& progress = {},
                                             const Device& device = {}) const;
 
+  /// Returns a context over the same rows that knows its tokens. Sessions over it look in them for
+  /// drafts (GenerateOptions::draft). Model::prefill names the tokens itself, and so does
+  /// load_context if the file has them. This context does not change. Throws InvalidArgument when
+  /// the number of tokens differs from tokens().
+  std::shared_ptr<const Context> with_tokens(std::span<const Token> tokens) const;
+  /// Returns whether the context knows its tokens.
+  bool knows_tokens() const;
+
   /// Returns a context over the same rows that sessions with these options can open: it also has
   /// the index and the tail that the options name. Builds what this context lacks, the index first.
   /// Returns this context itself when it lacks nothing. This context does not change.

@@ -64,10 +64,33 @@ struct TokenLogprobs {
   std::vector<TokenLogprob> top;  ///< the likeliest tokens in order, the smaller id first if equal
 };
 
+/// Whether tokens are drafted from the text itself (prompt lookup). A draft is what followed the
+/// same tokens earlier, in the context or in the session. The model verifies it in one step of
+/// several tokens, and chooses each token from its own logits as it does without drafts. Greedy
+/// answers, and answers drawn with one seed, are the answers without drafts.
+enum class Draft : std::uint8_t {
+  /// Drafts where a step of several tokens gives, bit for bit, what steps of one token give, and
+  /// where drafts have been worth their time. That is on the host, except with the index squeezed,
+  /// with a rule (RetrievalOptions::mass, error) and with dual chunk attention.
+  automatic,
+  none,  ///< drafts nothing
+  /// Drafts on a CUDA device and with a rule, too. Steps of several tokens differ there by rounding
+  /// from steps of one token, so that near ties may be decided in another way.
+  lookup,
+};
+
+/// Returns "auto", "none" or "lookup".
+std::string_view name_of(Draft draft);
+/// Returns the draft of a name that name_of returns. Throws InvalidArgument for another name; the
+/// message has the choices.
+Draft parse_draft(std::string_view name);
+
 /// Options of a generation.
 struct GenerateOptions {
   std::int64_t max_tokens = 128;  ///< the most tokens of the answer; 0: the prompt is only read
   SamplingOptions sampling = {};
+  /// Whether tokens are drafted from the text. Answers that grow together with others are not.
+  Draft draft = Draft::automatic;
   /// Reports while the prompt is read: stage "prompt", in tokens. Model::generate_together counts
   /// the tokens of all prompts together.
   ProgressFn progress = {};
@@ -164,11 +187,18 @@ struct GenerateResult {
   /// GenerateOptions::prompt_logprobs.
   std::vector<TokenLogprobs> prompt_logprobs = {};
   Finish finish = Finish::caller;
-  std::int64_t steps = 0;     ///< tokens that were fed to the model after the prompt
+  /// Tokens that were fed to the model after the prompt, without drafted tokens that were rejected.
+  std::int64_t steps = 0;
+  std::int64_t drafted = 0;   ///< tokens of drafts
+  std::int64_t accepted = 0;  ///< tokens of drafts that the model chose
   double prompt_seconds = 0;  ///< time of reading the prompt
   double decode_seconds = 0;  ///< time of all steps after it
   ForwardTimes times;         ///< times of the forward passes
 
+  /// Returns the tokens of a step, on average: 1 without drafts, or without steps.
+  double tokens_per_step() const {
+    return steps > 0 ? static_cast<double>(steps) / static_cast<double>(steps - accepted) : 1;
+  }
   /// Returns whether the model itself ended the answer with an end token.
   bool ended() const { return finish == Finish::end_token; }
 };

@@ -40,6 +40,8 @@
 
 namespace topkv {
 
+class PastTokens;
+
 /// Which heads choose rows together.
 enum class SelectBy : std::uint8_t {
   query_head,  ///< each query head attends its own k best rows
@@ -517,6 +519,7 @@ class Session {
   std::vector<TailFigures> tail_figures() const;
 
  private:
+  friend class DecodeLoop;
   friend struct TextLayers;
   struct State;
   explicit Session(std::unique_ptr<State> state);
@@ -526,6 +529,11 @@ class Session {
   void advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state);
   std::shared_ptr<const StateMemory> state_memory(std::int64_t layer) const;
   std::shared_ptr<StateMemory> spare_state(std::int64_t layer);
+  /// Returns the tokens of the context and of the session, as far as they are known.
+  PastTokens& past_tokens();
+  /// Returns the most tokens of the next step for which each token gets, bit for bit, what steps of
+  /// one token give it: at least 1.
+  std::int64_t most_alike() const;
   std::unique_ptr<State> state_;
 };
 

@@ -135,6 +135,19 @@ std::shared_ptr<const Context> Context::with_index(std::string_view text,
   return std::shared_ptr<const Context>(new Context(shape_, std::move(segment)));
 }
 
+std::shared_ptr<const Context> Context::with_tokens(std::span<const Token> tokens) const {
+  if (std::ssize(tokens) != this->tokens()) {
+    throw InvalidArgument(
+        fmt::format("with_tokens: {} tokens for a context of {}; give all of them", tokens.size(),
+                    this->tokens()));
+  }
+  Segment segment = *segment_;
+  segment.token_index = std::make_shared<const TokenIndex>(tokens);
+  return std::shared_ptr<const Context>(new Context(shape_, std::move(segment)));
+}
+
+bool Context::knows_tokens() const { return segment_->token_index != nullptr; }
+
 std::shared_ptr<const Context> Context::ready_for(const RetrievalOptions& options,
                                                   const ProgressFn& progress,
                                                   const Device& device) const {

@@ -22,6 +22,7 @@
 #include "src/context/prefill_query_sample.h"
 #include "src/device/compute_device.h"
 #include "src/store/layer_states.h"
+#include "src/store/token_index.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
@@ -71,7 +72,8 @@ struct Segment {
   std::shared_ptr<const LayerStates> states;
   std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
   std::shared_ptr<const PrefillQuerySample> queries =
-      {};  ///< queries of its prefill; null: unknown
+      {};                                              ///< queries of its prefill; null: unknown
+  std::shared_ptr<const TokenIndex> token_index = {};  ///< of its tokens; null: unknown
   /// For rows that Session::own_rows copied: the tokens of the session's context. -1: other rows,
   /// or unknown.
   std::int64_t tokens_before = -1;

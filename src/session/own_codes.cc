@@ -1,6 +1,7 @@
 #include "src/session/own_codes.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -30,6 +31,11 @@ bool OwnCodes::due() const {
   const std::int64_t least =
       session_.device.is_cuda() ? least_coded_on_device : least_coded_on_host;
   return rows >= least && rows - tried_ >= std::max(at_once, rows / part_without);
+}
+
+std::int64_t OwnCodes::tokens_until_due() const {
+  if (!wanted_) return std::numeric_limits<std::int64_t>::max();
+  return at_once - session_.left_window(session_.shape.first_attention()) % at_once;
 }
 
 void OwnCodes::make() {

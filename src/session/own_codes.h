@@ -30,6 +30,9 @@ class OwnCodes {
   /// Returns whether a step of the first layer that is attention should make codes first. All
   /// layers of attention have the same tokens then.
   bool due() const;
+  /// Returns the most tokens of the next step in which steps of one token would make no codes but
+  /// at its begin.
+  std::int64_t tokens_until_due() const;
   /// Makes codes of the rows before the window and gives them to the device. If there is no memory
   /// for them, it tries again when the rows are twice as many. REQUIRES: due, and all steps that
   /// went ahead are settled.

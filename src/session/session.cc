@@ -55,6 +55,7 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
       own_rows(core, heads, own_codes, core.spec.scans()),
       chunks(core),
       turns(core),
+      past(ctx->segment_->token_index, ctx->tokens()),
       figures_before(static_cast<std::size_t>(core.shape.layers)) {
   const SessionShape& spec = core.spec;
   if (spec.scans()) {
@@ -106,6 +107,18 @@ void Session::State::code_own() {
   core.check_usable();
   own_codes.make();
 }
+
+std::int64_t Session::State::most_alike() const {
+  if (core.device.is_cuda() || core.shape.chunk_len > 0 || core.spec.has_row_rules) return 1;
+  for (const SegmentIndex* index : core.indices) {
+    if (index != nullptr && index->spec.factory().traits().chooses_for == ChoosesFor::question)
+      return 1;
+  }
+  return std::min(few_step_tokens, own_codes.tokens_until_due());
+}
+
+PastTokens& Session::past_tokens() { return state_->past; }
+std::int64_t Session::most_alike() const { return state_->most_alike(); }
 
 void Session::State::settle() {
   if (async_stepper) async_stepper->settle();
@@ -383,6 +396,7 @@ void Session::truncate(std::int64_t own_tokens) {
   }
   s.core.own->check_reachable(own_tokens);
   s.turns.end();
+  s.past.truncate(own_tokens);
   for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
     if (s.core.own->tokens(layer) > own_tokens) s.roll_back(layer, own_tokens);
   }

@@ -25,6 +25,7 @@ Session Session::fork() const {
   state->core.step_times = state_->core.step_times;
   state->figures_before = tail_figures();
   state->turns.start_with(turn_shares());
+  state->past = state_->past;
   state->core.load({0, state->core.shape.layers});
   return Session(std::move(state));
 }

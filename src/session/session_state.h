@@ -10,6 +10,7 @@
 #include "src/session/chunk_steps.h"
 #include "src/session/own_codes.h"
 #include "src/session/own_rows_source.h"
+#include "src/session/past_tokens.h"
 #include "src/session/ruled_source.h"
 #include "src/session/scan_source.h"
 #include "src/session/search_source.h"
@@ -54,6 +55,8 @@ struct Session::State {
   void roll_back(std::int64_t layer, std::int64_t count);
   /// Before a step of the first layer of attention: makes codes of own rows, if there are enough.
   void code_own();
+  /// Returns Session::most_alike's.
+  std::int64_t most_alike() const;
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();
   bool can_step_async(const AttentionStep& step) const;
@@ -76,6 +79,7 @@ struct Session::State {
   EstimateBuffer* host_estimate = nullptr;  // null: there is no tail, or a scan makes its estimate
   ChunkSteps chunks;
   TurnReader turns;
+  PastTokens past;
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
   std::vector<Step> steps;                  // of a call whose first session this is
   /// Null: no step can go ahead.

@@ -92,6 +92,8 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
                    .tokens = read_tokens(),
                    .end = meta.end,
                    .application_data = read_application_data()};
+  if (!loaded.origin.tokens.empty())
+    segment.token_index = std::make_shared<const TokenIndex>(loaded.origin.tokens);
   loaded.context = ContextFile::make(meta.shape, std::move(segment));
   return loaded;
 }

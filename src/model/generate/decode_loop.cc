@@ -89,7 +89,8 @@ ActiveAnswer::ActiveAnswer(GenerationBatch::Id number, Session& of, std::span<co
       sampler(with.sampling),
       reading(options.progress, "prompt", std::ssize(asked)),
       undo(of),
-      searched_before(of.stats().search_seconds) {
+      searched_before(of.stats().search_seconds),
+      draft_length(!of.device().is_cuda(), !model.config.attention.state_size.empty()) {
   if (on_text || !options.stop.empty())
     text.emplace(model.text_tokenizer(), options.stop, options.spelled);
   sampler.read(options.before, model.config.vocab_size);
@@ -184,13 +185,14 @@ GenerationBatch::Id DecodeLoop::add(Session& session, std::span<const Token> pro
   sessions_.reserve(count);
   tokens_.reserve(count);
   positions_.reserve(count);
-  best_.reserve(count);
+  best_.reserve(std::max(count, static_cast<std::size_t>(few_step_tokens)));
   const bool scores = one->options.prompt_logprobs >= 0;
+  const bool drafts = one->options.draft != Draft::none;
   if (scores || one->from_logits()) {
     const auto wanted =
         1 + std::ranges::count_if(members_, [](const auto& other) { return other->from_logits(); });
-    const auto rows =
-        static_cast<std::size_t>(scores ? logits_at_a_time : std::min(wanted, logits_at_a_time));
+    const auto rows = static_cast<std::size_t>(
+        scores || drafts ? logits_at_a_time : std::min(wanted, logits_at_a_time));
     const std::size_t size = rows * static_cast<std::size_t>(model_.config.vocab_size);
     if (logits_.size() < size) logits_.resize(size);
   }
@@ -282,6 +284,7 @@ void DecodeLoop::read_chunk(ActiveAnswer& member) {
         if (piece.size() == left.size()) choose(std::ssize(piece) - 1, {&one, 1});
       });
     });
+    one->session->past_tokens().set(one->session->own_tokens() - std::ssize(piece), piece);
     one->tell_prompt_logprobs(one->read);
     one->read += piece.size();
     if (left.size() - piece.size() <= prompt_end) one->session->snapshot();
@@ -338,30 +341,124 @@ void DecodeLoop::check_step(const ActiveAnswer& one) const {
                   capacity));
 }
 
+void DecodeLoop::draft(ActiveAnswer& one) {
+  const Session& session = *one.session;
+  one.draft.tokens.clear();
+  one.drafted = one.accepted = 0;
+  if (one.options.draft == Draft::none || model_.config.dual_chunk.chunk_size > 0) return;
+  const std::int64_t alike =
+      one.options.draft == Draft::lookup ? few_step_tokens : session.most_alike();
+  // Of the tokens that may yet be chosen, the last one is not fed.
+  const std::int64_t most =
+      std::min({alike - 1, session.options().capacity - session.own_tokens() - 1,
+                one.options.max_tokens - std::ssize(one.result.tokens) - 1});
+  one.session->past_tokens().draft(most, one.draft);
+  const auto unknown = [&](Token token) { return token >= model_.config.vocab_size; };
+  std::vector<Token>& tokens = one.draft.tokens;
+  tokens.erase(std::ranges::find_if(tokens, unknown), tokens.end());
+  one.drafted =
+      static_cast<std::size_t>(one.draft_length.choose(one.draft.matched, std::ssize(tokens)));
+}
+
 void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
   sessions_.clear();
   tokens_.clear();
   positions_.clear();
   for (ActiveAnswer* const one : those) {
+    const Token last = one->result.tokens.back();
     sessions_.push_back(one->session);
-    tokens_.push_back(one->result.tokens.back());
+    tokens_.push_back(last);
     positions_.push_back(one->session->tokens());
+    one->session->past_tokens().set(one->session->own_tokens(), {&last, 1});
+    one->draft.tokens.clear();
+    one->drafted = one->accepted = 0;
   }
+  ActiveAnswer& first = *those[0];
+  if (those.size() == 1) draft(first);
+  const std::size_t drafted = first.drafted;
+  tokens_.insert(tokens_.end(), first.draft.tokens.begin(),
+                 first.draft.tokens.begin() + static_cast<std::ptrdiff_t>(drafted));
+  const Stopwatch stepping;
   Forward& forward = **lease_;
   pass_ = &forward;
   model_.blaming_weights([&] {
     const TextLayers texts = TextLayers::of(std::span<Session* const>(sessions_));
-    if (model_.config.dual_chunk.chunk_size > 0) {
-      forward.run(tokens_, positions_[0], positions_[0] + 1, texts);
+    if (model_.config.dual_chunk.chunk_size > 0 || drafted > 0) {
+      forward.run(tokens_, positions_[0], positions_[0] + std::ssize(tokens_),
+                  drafted > 0 ? TextLayers::of(*first.session) : texts);
     } else {
       forward.run_each(tokens_, positions_, texts);
     }
-    choose(0, those);
+    if (drafted > 0) {
+      choose_after_draft(first);
+    } else {
+      choose(0, those);
+    }
   });
+  if (those.size() == 1) first.draft_length.time(std::ssize(tokens_), stepping.seconds());
   for (ActiveAnswer* const one : those) {
     ++one->result.steps;
     one->stage = ActiveAnswer::Stage::chosen;
   }
+}
+
+void DecodeLoop::choose_after_draft(ActiveAnswer& one) {
+  const std::int64_t count = 1 + static_cast<std::int64_t>(one.drafted);
+  if (one.from_logits()) {
+    pass_->logits(0, count, logits_.data());
+    choose_from_draft(one);
+  } else {
+    best_.resize(static_cast<std::size_t>(count));
+    pass_->best(0, best_);
+    one.next = best_[0];
+  }
+}
+
+void DecodeLoop::choose_from_draft(ActiveAnswer& one) {
+  if (!one.from_logits()) {
+    one.next = best_[one.accepted];
+    return;
+  }
+  const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
+  const std::span<const float> logits =
+      std::span(logits_).subspan(one.accepted * vocabulary, vocabulary);
+  if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();
+  one.choose(logits);
+}
+
+bool DecodeLoop::accept(ActiveAnswer& one) {
+  if (one.accepted == one.drafted || one.draft.tokens[one.accepted] != one.next) return false;
+  ++one.accepted;
+  choose_from_draft(one);
+  return true;
+}
+
+void DecodeLoop::end_draft(ActiveAnswer& one) {
+  const auto drafted = static_cast<std::int64_t>(one.drafted);
+  const auto accepted = static_cast<std::int64_t>(one.accepted);
+  if (drafted == 0) {  // the first token is judged, which was not fed
+    if (!one.draft.tokens.empty())
+      one.draft_length.count(one.draft.matched, 1, one.next == one.draft.tokens[0] ? 1 : 0);
+    return;
+  }
+  one.drafted = one.accepted = 0;
+  one.draft_length.count(one.draft.matched, drafted, accepted);
+  one.result.steps += accepted;
+  one.result.drafted += drafted;
+  one.result.accepted += accepted;
+  Session& session = *one.session;
+  const std::int64_t before = session.own_tokens() - drafted - 1;
+  const auto kept = std::span<const Token>(tokens_).first(static_cast<std::size_t>(1 + accepted));
+  const std::int64_t after = before + std::ssize(kept);
+  if (session.reachable(after) == after) {
+    session.truncate(after);
+  } else {  // a recurrent state comes back to where it was before the step, and reads again
+    session.truncate(before);
+    const std::int64_t first = session.tokens();
+    model_.blaming_weights(
+        [&] { (**lease_).run(kept, first, first + std::ssize(kept), TextLayers::of(session)); });
+  }
+  session.past_tokens().set(before, kept);
 }
 
 void DecodeLoop::choose(std::int64_t at, std::span<ActiveAnswer* const> those) {
@@ -391,7 +488,10 @@ void DecodeLoop::tell() {
     const std::size_t before = members_.size();
     if (one->stage == ActiveAnswer::Stage::chosen) {
       watching({&one, 1}, [&] {
-        if (one->tell(model_.config.eos)) return;
+        bool goes_on = one->tell(model_.config.eos);
+        while (goes_on && accept(*one)) goes_on = one->tell(model_.config.eos);
+        end_draft(*one);
+        if (goes_on) return;
         finished_.push_back({.id = one->id, .result = one->leave()});
         erase(i);
       });

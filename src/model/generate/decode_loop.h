@@ -12,9 +12,11 @@
 
 #include "src/core/threads/stopwatch.h"
 #include "src/model/generate/answer_text.h"
+#include "src/model/generate/draft_length.h"
 #include "src/model/generate/generate_parts.h"
 #include "src/model/generate/progress_scope.h"
 #include "src/model/generate/sampler.h"
+#include "src/session/past_tokens.h"
 #include "topkv/generation.h"
 
 namespace topkv {
@@ -65,6 +67,10 @@ struct ActiveAnswer {
   std::int64_t passed = 0;  // steps that read another prompt, since this one was read last
   Token next = 0;
   TokenLogprobs next_logprobs = {};  // where they are asked for
+  TokenDraft draft = {};             // of the last step, which fed its first tokens
+  std::size_t drafted = 0;           // these
+  std::size_t accepted = 0;          // of these, that were chosen and told
+  DraftLength draft_length;
   GenerateResult result = {};
   std::optional<Stopwatch> decoding;  // from its first token on
 
@@ -95,7 +101,7 @@ class DecodeLoop {
   void read_by_turns(bool reads);
   /// Feeds the last tokens of all that told one, together.
   void feed();
-  /// Tells the tokens that are chosen.
+  /// Tells the tokens that are chosen, and those of drafts that are accepted.
   void tell();
   /// Those that left since this was last called. into: empty, with room for all members. Does not
   /// throw.
@@ -117,6 +123,18 @@ class DecodeLoop {
   void read_chunk(ActiveAnswer& one);
   /// Feeds the last tokens of some and chooses what follows.
   bool step_with_room();
+  /// Drafts what may follow the last token of the one that steps.
+  void draft(ActiveAnswer& one);
+  /// Chooses what follows the last token that was fed before a draft. Keeps the logits, or the best
+  /// tokens, behind the tokens of the draft.
+  void choose_after_draft(ActiveAnswer& one);
+  /// Chooses what follows the draft's accepted tokens.
+  void choose_from_draft(ActiveAnswer& one);
+  /// Whether a member's next token, which is told, is the one that its draft fed. Then chooses what
+  /// follows it.
+  bool accept(ActiveAnswer& one);
+  /// Takes back the tokens of a draft that were not accepted.
+  void end_draft(ActiveAnswer& one);
   void step(std::span<ActiveAnswer* const> those);
   /// Chooses what follows the last run's tokens from number `at` on. REQUIRES: those that choose
   /// from logits come first.
@@ -150,7 +168,7 @@ class DecodeLoop {
   std::vector<Session*> sessions_;
   std::vector<Token> tokens_;
   std::vector<std::int64_t> positions_;
-  std::vector<Token> best_;
+  std::vector<Token> best_;    // of the tokens of a step
   std::vector<float> logits_;  // [up to logits_at_a_time, vocab_size]
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/core/text/printable.h"
 #include "src/model/generate/decode_loop.h"
 #include "topkv/error.h"
 
@@ -53,6 +54,25 @@ std::string_view name_of(Finish finish) {
       return "caller";
   }
   return {};
+}
+
+std::string_view name_of(Draft draft) {
+  switch (draft) {
+    case Draft::automatic:
+      return "auto";
+    case Draft::none:
+      return "none";
+    case Draft::lookup:
+      return "lookup";
+  }
+  return {};
+}
+
+Draft parse_draft(std::string_view name) {
+  for (const Draft draft : {Draft::automatic, Draft::none, Draft::lookup})
+    if (name == name_of(draft)) return draft;
+  throw InvalidArgument(fmt::format("unknown draft \"{}\"; expected auto, none or lookup",
+                                    printable_beginning(name)));
 }
 
 GenerateResult Model::generate(Session& session, std::span<const Token> prompt,

@@ -122,7 +122,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
       shares->push_back(builder.share(layer));
   }
   const Stopwatch indexing;
-  std::shared_ptr<const Context> context = growth.freeze(progress);
+  std::shared_ptr<const Context> context = growth.freeze(progress)->with_tokens(tokens);
   for (const std::string& spec : options.indices)
     context = context->with_index(spec, progress, impl_->device);
   if (times != nullptr) {
