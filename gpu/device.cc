@@ -466,9 +466,9 @@ std::shared_ptr<StepWorkspaces> CudaDevice::step_workspaces(const SessionShape& 
 
 std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShape& shape,
                                                              const PrefillVisibility& visible,
-                                                             std::int64_t chunk, RowStore& store,
-                                                             const RowStore* /*before*/) {
-  return make_prefill_attention(*this, shape, visible, chunk, store);
+                                                             std::int64_t chunk,
+                                                             const PrefillRows& rows) {
+  return make_prefill_attention(*this, shape, visible, chunk, rows);
 }
 
 std::shared_ptr<const DeviceIndex> CudaDevice::keep_codes(const AttentionShape& shape,

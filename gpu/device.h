@@ -138,8 +138,8 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
 
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                    const PrefillVisibility& visible,
-                                                   std::int64_t chunk, RowStore& store,
-                                                   const RowStore* before) override;
+                                                   std::int64_t chunk,
+                                                   const PrefillRows& rows) override;
   std::unique_ptr<CodeEncoder> code_encoder(std::int64_t dim) override {
     return make_code_encoder(*this, dim);
   }

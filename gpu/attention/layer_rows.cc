@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gpu/attention/row_stream.h"
 #include "gpu/runtime/faults.h"
 
 namespace topkv::gpu {
@@ -38,7 +39,7 @@ LayerRows::LayerRows(const AttentionShape& shape, KvDType dtype, std::int64_t to
   }
 }
 
-DeviceRows LayerRows::load(const LayerHeads& heads, std::span<const RowsView> rows,
+DeviceRows LayerRows::load(const LayerHeads& heads, std::span<const RowSpan> rows,
                            std::int64_t count, const StoredKeys& stored, cudaStream_t compute) {
   DeviceRows loaded;
   loaded.head_stride = heads.vectors() * tokens_ * heads.head_dim;
@@ -53,10 +54,12 @@ DeviceRows LayerRows::load(const LayerHeads& heads, std::span<const RowsView> ro
   } else {
     inject_copy_delay(copies_);
     for (std::int64_t head = 0; count > 0 && head < heads.kv_heads; ++head) {
-      const RowsView& from = rows[static_cast<std::size_t>(head)];
-      copy(from.keys, {0, count}, rows_ + head * loaded.head_stride);
+      const RowSpan& from = rows[static_cast<std::size_t>(head)];
+      __nv_bfloat16* to = rows_ + head * loaded.head_stride;
+      copy_rows(from, &RowsView::keys, {0, count}, reinterpret_cast<std::byte*>(to), copies_);
       if (heads.keys_are_values) continue;
-      copy(from.values, {0, count}, rows_ + head * loaded.head_stride + tokens_ * heads.head_dim);
+      to += tokens_ * heads.head_dim;
+      copy_rows(from, &RowsView::values, {0, count}, reinterpret_cast<std::byte*>(to), copies_);
     }
     loaded_.record(copies_);
   }
@@ -64,13 +67,7 @@ DeviceRows LayerRows::load(const LayerHeads& heads, std::span<const RowsView> ro
   return loaded;
 }
 
-void LayerRows::copy(const KeyView& vectors, const PositionRange& range, void* to) {
-  TOPKV_CUDA(cudaMemcpyAsync(to, vectors.key(range.begin),
-                             static_cast<std::size_t>(range.size() * vectors.stride_bytes),
-                             cudaMemcpyHostToDevice, copies_));
-}
-
-void LayerRows::unpack(const LayerHeads& heads, std::span<const RowsView> rows,
+void LayerRows::unpack(const LayerHeads& heads, std::span<const RowSpan> rows,
                        const PositionRange& range, const StoredKeys& stored,
                        const DeviceRows& loaded) {
   const std::int64_t dim = heads.head_dim;
@@ -82,15 +79,16 @@ void LayerRows::unpack(const LayerHeads& heads, std::span<const RowsView> rows,
   slot.used.block(copies_);
   inject_copy_delay(copies_);
   for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
-    const RowsView& from = rows[static_cast<std::size_t>(head)];
-    copy(from.keys, range, slot.data + head * head_bytes);
-    if (!heads.keys_are_values) copy(from.values, range, slot.data + head * head_bytes + key_bytes);
+    const RowSpan& from = rows[static_cast<std::size_t>(head)];
+    std::byte* at = slot.data + head * head_bytes;
+    copy_rows(from, &RowsView::keys, range, at, copies_);
+    if (!heads.keys_are_values) copy_rows(from, &RowsView::values, range, at + key_bytes, copies_);
   }
   slot.arrived.record(copies_);
   slot.arrived.block(unpacks_);
   __nv_bfloat16* to = rows_ + range.begin * dim;
   unpack_blocks(slot.data, head_bytes, range.size(), heads.kv_heads, dim, dtype_.keys,
-                stored.from(rows[0].keys.first_position + range.begin), to, loaded.head_stride,
+                stored.from(rows[0].rows.keys.first_position + range.begin), to, loaded.head_stride,
                 unpacks_);
   if (!heads.keys_are_values) {
     unpack_blocks(slot.data + key_bytes, head_bytes, range.size(), heads.kv_heads, dim,

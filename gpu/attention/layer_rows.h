@@ -15,6 +15,7 @@
 #include "gpu/attention/attention.h"
 #include "gpu/attention/row_blocks.h"
 #include "gpu/runtime/handles.h"
+#include "src/attention/block_attention.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
@@ -37,10 +38,11 @@ class LayerRows {
     return cudaStreamSynchronize(unpacks_) == cudaSuccess && copied;
   }
 
-  /// Begins to copy the first `count` rows of the views, one for each KV head. Work that is given
-  /// to `compute` afterwards finds them in the result, whose count it is. heads: of the rows'
-  /// layer. stored: as for RowStream::stream. The rows of the host must stay valid until then.
-  DeviceRows load(const LayerHeads& heads, std::span<const RowsView> rows, std::int64_t count,
+  /// Begins to copy the rows of the first `count` positions. rows: a span for each KV head, from
+  /// position 0 on. Work that is given to `compute` afterwards finds them in the result, whose
+  /// count it is. heads: of the rows' layer. stored: as for RowStream::stream. The rows of the host
+  /// must stay valid until then.
+  DeviceRows load(const LayerHeads& heads, std::span<const RowSpan> rows, std::int64_t count,
                   const StoredKeys& stored, cudaStream_t compute);
 
   /// Puts rows that are in device memory behind those that `rows` has.
@@ -61,10 +63,8 @@ class LayerRows {
     Event used;
   };
 
-  /// Begins to copy vectors.
-  void copy(const KeyView& vectors, const PositionRange& range, void* to);
   /// Begins to copy rows in blocks, and to unpack them.
-  void unpack(const LayerHeads& heads, std::span<const RowsView> rows, const PositionRange& range,
+  void unpack(const LayerHeads& heads, std::span<const RowSpan> rows, const PositionRange& range,
               const StoredKeys& stored, const DeviceRows& loaded);
 
   KvDType dtype_;

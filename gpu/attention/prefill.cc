@@ -73,6 +73,16 @@ std::int64_t query_form_count(const AttentionShape& shape) {
   return shape.chunk_len > 0 ? query_forms : 1;
 }
 
+/// The tokens of the rows before a prefill's own.
+std::int64_t tokens_before(const AttentionShape& shape, const PrefillRows& rows) {
+  return rows.before == nullptr ? 0 : rows.before->size(shape.first_attention());
+}
+
+/// The most tokens of all rows.
+std::int64_t most_tokens(const AttentionShape& shape, const PrefillRows& rows) {
+  return rows.tokens > 0 ? rows.tokens : tokens_before(shape, rows) + rows.store.capacity();
+}
+
 /// The number of 64-bit flags of a chunk: for each layer one for K and V, and one for q.
 std::int64_t nonfinite_flags(const AttentionShape& shape) { return 2 * shape.layers; }
 
@@ -124,37 +134,40 @@ struct Layout {
 class CudaPrefill final : public DevicePrefill {
  public:
   CudaPrefill(CudaDevice& device, const AttentionShape& shape, const PrefillVisibility& visible,
-              std::int64_t chunk, RowStore& store)
+              std::int64_t chunk, const PrefillRows& rows)
       : compute_(device.compute_stream()),
         shape_(shape),
         heads_(all_heads(shape)),
         visible_(visible),
         first_layer_(shape.first_attention()),
         chunk_(chunk),
-        store_(store),
+        store_(rows.store),
+        before_(rows.before),
+        tokens_before_(tokens_before(shape, rows)),
+        most_tokens_(most_tokens(shape, rows)),
         tile_(tile_rows(visible, chunk)),
-        layout_(shape, visible, store.dtype(), chunk, store.capacity()),
+        layout_(shape, visible, store_.dtype(), chunk, most_tokens_),
         memory_(device.allocate(layout_.total, "prefill")),
         cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
-        tiles_(shape, store.dtype(), tile_, memory_.data() + layout_.tiles),
-        layer_rows_(shape, store.dtype(), store.capacity(), memory_.data() + layout_.layer_rows),
+        tiles_(shape, store_.dtype(), tile_, memory_.data() + layout_.tiles),
+        layer_rows_(shape, store_.dtype(), most_tokens_, memory_.data() + layout_.layer_rows),
         counted_(static_cast<std::size_t>(shape.layers)),
         nonfinite_(in_flight * nonfinite_flags(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
     check_supported(shape);
-    if (!device.takes_rows(store.dtype())) {
+    if (!device.takes_rows(store_.dtype())) {
       throw Unsupported(
           fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
-                      store.dtype().name()));
+                      store_.dtype().name()));
     }
     const std::int64_t scales = shape.layers * shape.widest_kv() * bytes_of(DType::f32);
-    if (store.channels(0) != nullptr)
-      device.copy_in(store.channels(0), scales, memory_.data() + layout_.channels);
-    if (store.bias(0) != nullptr)
-      device.copy_in(store.bias(0), 3 * scales, memory_.data() + layout_.bias);
+    if (store_.channels(0) != nullptr)
+      device.copy_in(store_.channels(0), scales, memory_.data() + layout_.channels);
+    if (store_.bias(0) != nullptr)
+      device.copy_in(store_.bias(0), 3 * scales, memory_.data() + layout_.bias);
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-      given_[static_cast<std::size_t>(layer)] = store.size(layer);
+      given_[static_cast<std::size_t>(layer)] = tokens_before_ + store_.size(layer);
       if (shape.is_attention(layer)) last_layer_ = layer;
     }
     make_plans();
@@ -162,7 +175,9 @@ class CudaPrefill final : public DevicePrefill {
       TOPKV_CUDA(cudaMemsetAsync(memory_.data() + layout_.shares, 0,
                                  static_cast<std::size_t>(2 * sums_bytes(shape)), compute_));
     }
-    store.lock_pages([](std::byte* rows, std::int64_t bytes) { return page_lock(rows, bytes); });
+    // Few of the rows that a session has room for come in turns: locking commits them all.
+    if (before_ == nullptr)
+      store_.lock_pages([](std::byte* data, std::int64_t bytes) { return page_lock(data, bytes); });
   }
 
   ~CudaPrefill() override { wait_for_streams(); }  // copies into the store may be under way
@@ -215,7 +230,7 @@ class CudaPrefill final : public DevicePrefill {
 
   void run_chunk(const AttentionStep& step) {
     const auto user = static_cast<cudaStream_t>(step.stream);
-    if (step.layer == first_layer_) begin_chunk(step.kv_count());
+    if (by_layer() || step.layer == first_layer_) begin_chunk(step);
     const auto l = static_cast<std::size_t>(step.layer);
     const std::int64_t first = given_[l];
     if (user != nullptr) {
@@ -254,7 +269,8 @@ class CudaPrefill final : public DevicePrefill {
       handed_over_.block(user);
     }
     reach_fault("prefill.end");
-    if (step.layer == last_layer_) end_chunk();
+    if (by_layer() || step.layer == last_layer_) end_chunk();
+    if (by_layer()) finish();
   }
 
   /// Whether a token chooses among the keys before its window.
@@ -304,11 +320,11 @@ class CudaPrefill final : public DevicePrefill {
     const LayerVisibility& seen = visible_[static_cast<std::size_t>(layer)];
     const bool stored = own.keys == nullptr;  // the store has them
     DeviceRows rows =
-        layer_rows_.load(heads(layer), views(layer), queries.own.first + (stored ? own.count : 0),
+        layer_rows_.load(heads(layer), spans(layer), queries.own.first + (stored ? own.count : 0),
                          stored_keys(layer), compute_);
     if (!stored) layer_rows_.add(heads(layer), own, rows, compute_);
     choose_and_attend(heads(layer), queries, rows, always_seen(seen), seen.blocks,
-                      {memory_.data() + layout_.choice, chunk_, store_.capacity()}, partial,
+                      {memory_.data() + layout_.choice, chunk_, most_tokens_}, partial,
                       next_sums(layer), compute_);
     layer_rows_.release(compute_);
   }
@@ -350,12 +366,12 @@ class CudaPrefill final : public DevicePrefill {
       stream(layer, queries, sees.within(range), false, partial);
   }
 
-  /// Merges attention over rows of the store. causal: they are rows of the step's own tokens.
+  /// Merges attention over rows of host memory. causal: they are rows of the step's own tokens.
   void stream(std::int64_t layer, const QueryView<__nv_bfloat16>& queries,
               const PositionRange& range, bool causal, const PartialView& partial) {
     if (range.size() == 0) return;
     const CausalWindow visible = seen_without_choice(visible_[static_cast<std::size_t>(layer)]);
-    tiles_.stream(heads(layer), views(layer), range, stored_keys(layer), compute_,
+    tiles_.stream(heads(layer), spans(layer), range, stored_keys(layer), compute_,
                   [&](const DeviceRows& tile) {
                     attend_rows(layer, queries, tile, {causal, visible.window, visible.sinks},
                                 partial, Into::merge);
@@ -364,9 +380,10 @@ class CudaPrefill final : public DevicePrefill {
 
   /// A chunk whose rows are on their way.
   struct Flight {
-    bool under_way = false;  // all layers are given
-    std::int64_t rows = 0;   // of each KV head and layer; there may be none
-    std::int64_t first = 0;
+    bool under_way = false;     // all its layers are given
+    PositionRange layers = {};  // from the first to the last
+    std::int64_t rows = 0;      // of each KV head and layer; there may be none
+    std::int64_t first = 0;     // position
     Event computed;
     Event copied;
   };
@@ -429,9 +446,9 @@ class CudaPrefill final : public DevicePrefill {
       return seen_without_choice(layer).window == 0;
     };
     if (cudnn_ == nullptr || std::none_of(visible_.begin(), visible_.end(), dense)) return;
-    if (store_.capacity() < chunk_) return;
+    if (most_tokens_ < chunk_) return;
     cudnn_->supports(cudnn_shape(chunk_, 2 * chunk_ * shape_.head_dim, true));
-    const std::int64_t longest = std::min(tile_, store_.capacity() - chunk_);
+    const std::int64_t longest = std::min(tile_, most_tokens_ - chunk_);
     for (std::int64_t rows = 1; rows <= longest; ++rows) {
       if (is_planned(rows)) cudnn_->supports(cudnn_shape(rows, 2 * tile_ * shape_.head_dim, false));
     }
@@ -464,29 +481,35 @@ class CudaPrefill final : public DevicePrefill {
     gpu::attend(heads(layer), queries, rows, visible, partial, into, compute_);
   }
 
-  /// The store's arrays of a layer as views, whatever has arrived: copies wait for their rows.
-  std::span<const RowsView> views(std::int64_t layer) {
-    views_.clear();
+  /// The rows before, and the store's arrays of a layer, whatever has arrived: copies wait for
+  /// their rows.
+  std::span<const RowSpan> spans(std::int64_t layer) {
+    spans_.clear();
     for (std::int64_t head = 0; head < heads(layer).kv_heads; ++head) {
       RowsView rows = store_.rows(layer, head);
       rows.keys.count = store_.capacity();
       rows.values.count = store_.capacity();
-      views_.push_back(rows);
+      spans_.push_back(before_ == nullptr ? RowSpan{rows}
+                                          : RowSpan{before_->rows(layer, head), 0, rows});
     }
-    return views_;
+    return spans_;
   }
 
-  void begin_chunk(std::int64_t rows) {
+  /// Behind rows of another store each layer is a flight of its own, which its call waits for.
+  bool by_layer() const { return before_ != nullptr; }
+
+  void begin_chunk(const AttentionStep& step) {
     const std::size_t slot = chunk_slot();
     settle(slot);
     Flight& flight = flights_[slot];
-    const std::int64_t first = given_[static_cast<std::size_t>(first_layer_)];
-    if (!store_.has_memory_to(first + rows)) {
+    flight.layers = {step.layer, by_layer() ? step.layer + 1 : shape_.layers};
+    flight.rows = step.kv_count();
+    flight.first = given_[static_cast<std::size_t>(step.layer)];
+    if (by_layer()) store_.choose_pages(flight.first + flight.rows - tokens_before_);
+    if (!store_.has_memory_to(flight.first + flight.rows - tokens_before_)) {
       finish();  // rows that are on their way, or read, must not move
       store_.slide();
     }
-    flight.rows = rows;
-    flight.first = first;
     TOPKV_CUDA(cudaMemsetAsync(nonfinite_on_device(slot), 0xff,
                                static_cast<std::size_t>(nonfinite_flags(shape_)) * 8, compute_));
   }
@@ -548,7 +571,8 @@ class CudaPrefill final : public DevicePrefill {
     const KvDType dtype = store_.dtype();
     const std::int64_t key = vector_bytes(dtype.keys, d);
     const std::int64_t value = vector_bytes(dtype.values, d);
-    const bool choose = channels(step.layer) != nullptr && given_[l] == 0;
+    const bool choose =
+        channels(step.layer) != nullptr && given_[l] == 0 && store_.chooses_channels();
     BlockTarget out{reinterpret_cast<std::byte*>(to), reinterpret_cast<std::byte*>(to + half),
                     chunk_ * shape_.row_bytes_of(step.layer, dtype)};
     if (blocked()) {
@@ -575,7 +599,7 @@ class CudaPrefill final : public DevicePrefill {
            heads.kv_heads * d * bytes_of(DType::f32));
     }
     for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
-      const RowStore::Arrays arrays = store_.arrays(step.layer, head, given_[l]);
+      const RowStore::Arrays arrays = store_.arrays(step.layer, head, given_[l] - tokens_before_);
       copy(arrays.keys, out.keys + head * out.head_bytes, own.count * key);
       if (has_values) copy(arrays.values, out.values + head * out.head_bytes, own.count * value);
     }
@@ -605,13 +629,14 @@ class CudaPrefill final : public DevicePrefill {
     lost_ = true;
     flight.computed.synchronize();
     flight.copied.synchronize();
+    lost_ = !by_layer();  // the rows of earlier calls are in the store
     const unsigned long long* nonfinite = nonfinite_on_host(slot);
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    for (std::int64_t layer = flight.layers.begin; layer < flight.layers.end; ++layer) {
       check_rows(layer, nonfinite[layer], flight.first);
       check_queries(layer, nonfinite[shape_.layers + layer], flight.first);
     }
     lost_ = false;
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    for (std::int64_t layer = flight.layers.begin; layer < flight.layers.end; ++layer) {
       if (shape_.is_attention(layer)) store_.extend(layer, flight.rows);
     }
   }
@@ -643,6 +668,9 @@ class CudaPrefill final : public DevicePrefill {
   std::int64_t first_layer_, last_layer_ = 0;  // of attention
   std::int64_t chunk_;
   RowStore& store_;
+  const RowStore* before_;  // rows of the tokens before the store's; null: there are none
+  std::int64_t tokens_before_;
+  std::int64_t most_tokens_;  // of all rows
   std::int64_t tile_;
   Layout layout_;
   Buffer memory_;
@@ -652,7 +680,7 @@ class CudaPrefill final : public DevicePrefill {
   LayerRows layer_rows_;             // of a layer whose tokens choose
   std::vector<Counted> counted_;     // per layer
   PinnedBuffer nonfinite_;           // host copies of the words
-  std::vector<std::int64_t> given_;  // rows taken, per layer
+  std::vector<std::int64_t> given_;  // per layer, the position of the next row
   std::vector<Event> rows_out_;      // per layer: its last rows have left
   Event slot_full_[in_flight];       // packed rows are there
   Event slot_free_[in_flight];       // and have left
@@ -661,7 +689,7 @@ class CudaPrefill final : public DevicePrefill {
   bool lost_ = false;
   std::int64_t chunks_ = 0;
   std::size_t turn_ = 0;
-  std::vector<RowsView> views_;
+  std::vector<RowSpan> spans_;  // per KV head
 };
 
 }  // namespace
@@ -669,8 +697,8 @@ class CudaPrefill final : public DevicePrefill {
 std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
                                                       const AttentionShape& shape,
                                                       const PrefillVisibility& visible,
-                                                      std::int64_t chunk, RowStore& store) {
-  return std::make_unique<CudaPrefill>(device, shape, visible, chunk, store);
+                                                      std::int64_t chunk, const PrefillRows& rows) {
+  return std::make_unique<CudaPrefill>(device, shape, visible, chunk, rows);
 }
 
 std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,

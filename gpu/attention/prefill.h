@@ -15,7 +15,7 @@ class CudaDevice;
 std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
                                                       const AttentionShape& shape,
                                                       const PrefillVisibility& visible,
-                                                      std::int64_t chunk, RowStore& store);
+                                                      std::int64_t chunk, const PrefillRows& rows);
 /// Implements ComputeDevice::prefill_attention_bytes.
 std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
                                      KvDType rows, std::int64_t chunk, std::int64_t tokens);

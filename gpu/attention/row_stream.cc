@@ -22,6 +22,18 @@ std::int64_t widest_rows(const AttentionShape& shape, KvDType dtype) {
   return most;
 }
 
+void copy_rows(const RowSpan& rows, KeyView RowsView::*half, const PositionRange& range,
+               std::byte* to, cudaStream_t stream) {
+  const RowSpan part = rows.part(range);
+  for (const RowsView* piece : {&part.rows, &part.more}) {
+    const KeyView& vectors = piece->*half;
+    const auto bytes = static_cast<std::size_t>(vectors.count * vectors.stride_bytes);
+    if (bytes == 0) continue;
+    TOPKV_CUDA(cudaMemcpyAsync(to, vectors.data, bytes, cudaMemcpyHostToDevice, stream));
+    to += bytes;
+  }
+}
+
 std::int64_t RowStream::bytes(const AttentionShape& shape, KvDType dtype, std::int64_t tile_rows) {
   return unpacked_tile_bytes(shape, dtype, tile_rows) +
          slots * tile_rows * widest_rows(shape, dtype);
@@ -38,7 +50,7 @@ RowStream::RowStream(const AttentionShape& shape, KvDType dtype, std::int64_t ti
     slots_[static_cast<std::size_t>(i)].data = memory + i * tile_rows * widest_rows(shape, dtype);
 }
 
-void RowStream::stream(const LayerHeads& heads, std::span<const RowsView> rows, PositionRange range,
+void RowStream::stream(const LayerHeads& heads, std::span<const RowSpan> rows, PositionRange range,
                        const StoredKeys& stored, cudaStream_t compute,
                        const std::function<void(const DeviceRows&)>& use) {
   const std::int64_t dim = heads.head_dim;
@@ -55,15 +67,11 @@ void RowStream::stream(const LayerHeads& heads, std::span<const RowsView> rows, 
     slot.used.block(copies_);
     inject_copy_delay(copies_);
     for (std::int64_t head = 0; head < heads.kv_heads; ++head) {
-      const RowsView& from = rows[static_cast<std::size_t>(head)];
+      const RowSpan& from = rows[static_cast<std::size_t>(head)];
       std::byte* to = slot.data + head * head_bytes;
-      const auto copy = [&](std::byte* target, const KeyView& vectors) {
-        TOPKV_CUDA(cudaMemcpyAsync(target, vectors.key(begin),
-                                   static_cast<std::size_t>(count * vectors.stride_bytes),
-                                   cudaMemcpyHostToDevice, copies_));
-      };
-      copy(to, from.keys);
-      if (has_values) copy(to + key_bytes, from.values);
+      const PositionRange tile{begin, begin + count};
+      copy_rows(from, &RowsView::keys, tile, to, copies_);
+      if (has_values) copy_rows(from, &RowsView::values, tile, to + key_bytes, copies_);
     }
     slot.arrived.record(copies_);
     slot.arrived.block(compute);
@@ -71,7 +79,8 @@ void RowStream::stream(const LayerHeads& heads, std::span<const RowsView> rows, 
     if (unpacked_ != nullptr) {
       ready = unpacked_;
       unpack_blocks(slot.data, head_bytes, count, heads.kv_heads, dim, dtype_.keys,
-                    stored.from(rows[0].keys.first_position + begin), ready, head_stride, compute);
+                    stored.from(rows[0].rows.keys.first_position + begin - rows[0].first), ready,
+                    head_stride, compute);
       if (has_values) {
         unpack_blocks(slot.data + key_bytes, head_bytes, count, heads.kv_heads, dim, dtype_.values,
                       {}, ready + half, head_stride, compute);

@@ -18,6 +18,7 @@
 #include "gpu/attention/attention.h"
 #include "gpu/attention/row_blocks.h"
 #include "gpu/runtime/handles.h"
+#include "src/attention/block_attention.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
@@ -25,6 +26,11 @@ namespace topkv::gpu {
 
 /// Returns the bytes of a token's rows in the layer that has most.
 std::int64_t widest_rows(const AttentionShape& shape, KvDType dtype);
+
+/// Begins to copy the keys or the values at the positions `range` from host memory to device
+/// memory, where they lie one behind the other.
+void copy_rows(const RowSpan& rows, KeyView RowsView::*half, const PositionRange& range,
+               std::byte* to, cudaStream_t stream);
 
 /// A ring of tiles.
 class RowStream {
@@ -43,12 +49,11 @@ class RowStream {
   /// Waits for the copies begun. Returns true if all of them succeeded.
   bool wait() const { return cudaStreamSynchronize(copies_) == cudaSuccess; }
 
-  /// Calls use(tile) for the rows `range` of the views, tile by tile. heads: the heads of the
-  /// rows' layer. rows: a view for each KV head; row i has position i. stored: the channels and the
-  /// bias of the views' keys; its positions are the views' positions. Work that `use` gives to
-  /// `compute` finds the rows of its tile. Returns before the work is done. The rows must stay
-  /// valid until then.
-  void stream(const LayerHeads& heads, std::span<const RowsView> rows, PositionRange range,
+  /// Calls use(tile) for the rows at the positions `range`, tile by tile. heads: the heads of the
+  /// rows' layer. rows: a span for each KV head. stored: the channels and the bias of the keys; its
+  /// positions are those of the spans' first keys. Work that `use` gives to `compute` finds the
+  /// rows of its tile. Returns before the work is done. The rows must stay valid until then.
+  void stream(const LayerHeads& heads, std::span<const RowSpan> rows, PositionRange range,
               const StoredKeys& stored, cudaStream_t compute,
               const std::function<void(const DeviceRows&)>& use);
 

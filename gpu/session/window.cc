@@ -79,18 +79,23 @@ void CudaWindow::attend(std::int64_t layer, std::span<const RowSpan> rows) {
 
 void CudaWindow::stream(std::int64_t layer, std::span<const RowSpan> rows,
                         const PositionRange& positions, const DeviceVisibility& visible) {
-  const std::int64_t first = rows[0].first;
-  const PositionRange range = positions.within({first, rows[0].end()});
+  const PositionRange range = positions.within({rows[0].first, rows[0].end()});
   if (range.size() == 0) return;
-  views_.clear();
-  for (const RowSpan& span : rows) views_.push_back(span.rows);
-  step_.workspaces->tiles()->stream(
-      step_.layer_heads, views_, {range.begin - first, range.end - first},
-      resident_.stored_keys(layer), step_.compute, [&](DeviceRows tile) {
-        tile.first += first;
-        gpu::attend(step_.layer_heads, step_.queries, tile, visible, step_.exact(), Into::merge,
-                    step_.compute);
-      });
+  step_.workspaces->tiles()->stream(step_.layer_heads, rows, range, resident_.stored_keys(layer),
+                                    step_.compute, [&](const DeviceRows& tile) {
+                                      gpu::attend(step_.layer_heads, step_.queries, tile, visible,
+                                                  step_.exact(), Into::merge, step_.compute);
+                                    });
+}
+
+void CudaWindow::reserve(std::int64_t begin, std::int64_t end) {
+  resident_.reserve(begin, end, step_.compute);
+}
+
+void CudaWindow::add(const AttentionStep& step, std::int64_t first) {
+  reach_fault("session.keep_rows");
+  if (step_.attention.has_rows(step.layer))
+    resident_.add(step.layer, step.k, step.v, step.kv_count(), first, step_.compute);
 }
 
 PartialView CudaWindow::partial() {

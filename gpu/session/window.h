@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "gpu/session/resident_rows.h"
 #include "gpu/session/step.h"
@@ -22,6 +21,8 @@ class CudaWindow final : public ResidentWindow {
   void load(std::int64_t first_layer, std::span<const RowSpan> rows) override;
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override;
   PartialView partial() override;
+  void reserve(std::int64_t begin, std::int64_t end) override;
+  void add(const AttentionStep& step, std::int64_t first) override;
 
   /// A step begins: makes room for its rows. Throws OutOfMemory.
   void begin_step();
@@ -41,7 +42,6 @@ class CudaWindow final : public ResidentWindow {
 
   CudaStep& step_;
   ResidentRows resident_;
-  std::vector<RowsView> views_;  // per KV head
   bool begun_ = false;
   bool behind_ = false;  // the memory no longer has all own rows of the step's window
   bool beside_ = false;  // begun beside, and the compute stream does not wait for it yet

@@ -185,7 +185,8 @@ struct RetrievalOptions {
   /// - dense: all earlier tokens;
   /// - sparse: window, sinks and the blocks of keys that they choose, with the window and sinks of
   ///   PrefillAttention;
-  /// - automatic: as resolve_prefill says for the length of the text up to the turn's end.
+  /// - automatic: as resolve_prefill says for the length of the text up to the turn's end. On a
+  ///   CUDA device a turn is dense if the memory that is free does not hold the rows of one layer.
   ///
   /// The mode window is refused, because such a turn would not meet the context. Index, k, tail,
   /// mass and error have no part in turns; dense_layers attend all tokens.
@@ -196,8 +197,12 @@ struct RetrievalOptions {
   ///
   /// These steps are no turns, and are read as other steps are:
   /// - steps without K and V;
-  /// - steps of a layer out of turn, or with other tokens than the layer before them had;
-  /// - all steps on a CUDA device.
+  /// - steps of a layer out of turn, or with other tokens than the layer before them had.
+  ///
+  /// A step of more than 2,048 tokens is read in parts, which end at multiples of 128 positions. On
+  /// a CUDA device a turn takes the memory of a prefill of such a part, beside the session's own.
+  /// The next call that changes the session gives it back. A step for which there is no memory
+  /// throws OutOfMemory, and leaves the layer as it was.
   std::optional<PrefillAttention> turns = {};
 
   // Options that change cost only.
@@ -523,8 +528,10 @@ class Session {
   friend struct TextLayers;
   struct State;
   explicit Session(std::unique_ptr<State> state);
-  /// Steps sessions of which some read a turn. The step is checked.
-  static void read_turns(std::span<Session* const> sessions, const AttentionStep& step);
+  /// Takes a step that is checked.
+  static void take_step(std::span<Session* const> sessions, const AttentionStep& step);
+  /// Likewise, of sessions of which some read a turn.
+  static void take_turns(std::span<Session* const> sessions, const AttentionStep& step);
   // advance() and state() for a network that computes on the session's device.
   void advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state);
   std::shared_ptr<const StateMemory> state_memory(std::int64_t layer) const;

@@ -210,7 +210,7 @@ struct ContextBuilder::State {
     states->rows().make_room_for_steps(larger);
     std::vector<std::int64_t> held;
     for (std::int64_t l = 0; l < shape.layers; ++l) held.push_back(states->rows().size(l));
-    prefill = device.compute()->prefill_attention(shape, visible, larger, states->rows(), nullptr);
+    prefill = device.compute()->prefill_attention(shape, visible, larger, {states->rows()});
     chunk = larger;
     given = std::move(held);
   }

@@ -307,17 +307,14 @@ class ComputeDevice : public DeviceSizes {
   /// to use `into`, as AttentionStep::stream.
   virtual void merge(PartialView into, PartialView other, void* stream) = 0;
 
-  /// Makes the attention of a prefill into a store, which must outlive it. before: frozen rows of
-  /// the tokens before the store's, which outlive it; null: there are none, or reads_after_rows()
-  /// is false. REQUIRES: every layer of attention has one number of rows, and there is room for the
-  /// whole prefill. Throws OutOfMemory, and Unsupported for a head_dim or row dtype that the device
-  /// does not know.
+  /// Makes the attention of a prefill in steps of at most `chunk` tokens. Throws OutOfMemory, and
+  /// Unsupported for a head_dim or row dtype that the device does not know. REQUIRES: without rows
+  /// before the store's, every layer of attention has one number of rows, and the store has room
+  /// for the whole prefill.
   virtual std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                            const PrefillVisibility& visible,
-                                                           std::int64_t chunk, RowStore& store,
-                                                           const RowStore* before) = 0;
-  /// Returns whether prefill_attention takes rows before the store's.
-  virtual bool reads_after_rows() const { return false; }
+                                                           std::int64_t chunk,
+                                                           const PrefillRows& rows) = 0;
 
   /// Makes an encoder: it makes the codes of vectors of `dim` elements in page-locked memory. Null:
   /// the host's threads make them. The device must outlive it. Throws OutOfMemory.

@@ -31,6 +31,15 @@ struct LayerVisibility {
 /// for a device, and refuses what the device does not choose.
 using PrefillVisibility = std::vector<LayerVisibility>;
 
+/// The rows of a prefill. They outlive it.
+struct PrefillRows {
+  RowStore& store;                   ///< takes the new ones
+  const RowStore* before = nullptr;  ///< frozen rows of the tokens before the store's; null: none
+  /// The most tokens that all rows may come to be of; 0: as many as the store has room for behind
+  /// those before. A device's memory depends on it.
+  std::int64_t tokens = 0;
+};
+
 /// Attention of a prefill, chunk by chunk and layer by layer. One thread at a time.
 class DevicePrefill {
  public:
@@ -41,10 +50,11 @@ class DevicePrefill {
   /// that it may see goes to out. A layer that attends the rows of another layer has no K and V.
   ///
   /// On CUDA the rows may arrive later; the store's size counts them once they are there. A later
-  /// call, or finish, then reports values that cannot be stored. After an exception the layer is as
-  /// it was before, unless lost().
+  /// call, or finish, then reports values that cannot be stored. With rows before the store's they
+  /// are there on return. After an exception the layer is as it was before, unless lost().
   ///
-  /// REQUIRES: layers of attention in turn, the first of them first.
+  /// REQUIRES: layers of attention in turn, the first of them first; with rows before the store's a
+  /// layer may come again, or another first. Room for the rows in the store.
   virtual void attend(const AttentionStep& step) = 0;
 
   /// Waits until the rows of all attended tokens are in the store. Throws InvalidArgument when a

@@ -23,6 +23,14 @@ class ResidentWindow {
   /// copies. Throws OutOfMemory when there are more rows than ever before and they do not fit.
   virtual void load(std::int64_t first_layer, std::span<const RowSpan> rows) = 0;
 
+  /// Makes room for the session's own rows up to position `end`; those that it has end at `begin`
+  /// at most. Throws OutOfMemory, and leaves all as it was.
+  virtual void reserve(std::int64_t /*begin*/, std::int64_t /*end*/) {}
+  /// Takes the rows of a step that was attended without this window. first: the position of its
+  /// first token. The step's tensors are in the device's memory. REQUIRES: reserve() has made room
+  /// for them.
+  virtual void add(const AttentionStep& /*step*/, std::int64_t /*first*/) {}
+
   /// Attends the rows of a segment that SessionShape::always_attended names, one span for each KV
   /// head, the step's own rows included: once for each segment, after
   /// DecodeInputs::wait_for_inputs. In a step that goes ahead, before it. The device keeps the

@@ -77,37 +77,6 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
     async_stepper = std::make_unique<AsyncStepper>(core, *scan, own_rows);
 }
 
-Step Session::State::new_step(const AttentionStep& tensors, std::int64_t session_index) {
-  return {.session = &core,
-          .window = &window,
-          .beyond = beyond,
-          .scan = scan.get(),
-          .search = search.get(),
-          .estimate = host_estimate,
-          .session_index = session_index,
-          .tensors = tensors,
-          .own_tokens_before = core.own->tokens(tensors.layer),
-          .stats_before = core.stats,
-          .times_before = core.times(tensors.layer)};
-}
-
-void Session::State::roll_back(const Step& step) {
-  core.stats = step.stats_before;
-  core.times(step.layer()) = step.times_before;
-  if (async_stepper) async_stepper->settle_without(step);
-  try {
-    roll_back(step.layer(), step.own_tokens_before);
-  } catch (...) {  // which has marked it as failed
-  }
-}
-
-void Session::State::code_own() {
-  if (!own_codes.due()) return;
-  settle();
-  core.check_usable();
-  own_codes.make();
-}
-
 std::int64_t Session::State::most_alike() const {
   if (core.device.is_cuda() || core.shape.chunk_len > 0 || core.spec.has_row_rules) return 1;
   for (const SegmentIndex* index : core.indices) {
@@ -119,14 +88,6 @@ std::int64_t Session::State::most_alike() const {
 
 PastTokens& Session::past_tokens() { return state_->past; }
 std::int64_t Session::most_alike() const { return state_->most_alike(); }
-
-void Session::State::settle() {
-  if (async_stepper) async_stepper->settle();
-}
-
-bool Session::State::can_step_async(const AttentionStep& step) const {
-  return async_stepper && async_stepper->can_step(step);
-}
 
 void Session::State::check_next_step(const AttentionStep& step, std::int64_t session_index) const {
   with_session_in_errors(session_index, [&] {
@@ -165,18 +126,6 @@ void Session::State::check_between_steps(std::string_view what) const {
         fmt::format("{} was called during a step: layer {} holds {} tokens of the session, "
                     "layer 0 {}; call it between steps",
                     what, layer, core.own->tokens(layer), core.own->tokens(0)));
-  }
-}
-
-void Session::State::roll_back(std::int64_t layer, std::int64_t count) {
-  core.own->roll_back(layer, count);
-  if (!core.shape.is_attention(layer)) return;
-  own_codes.forget(layer);
-  try {
-    core.load({layer, layer + 1});
-  } catch (...) {  // a device that no longer works
-    core.failed = true;
-    throw;
   }
 }
 
@@ -264,72 +213,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   for (std::size_t i = 0; i < sessions.size(); ++i)
     sessions[i]->state_->check_next_step(step,
                                          sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1);
-  for (Session* session : sessions) {
-    if (!reads && step.layer == shape.first_attention()) session->state_->code_own();
-  }
-  const auto reads_turn = [&](Session* session) { return session->state_->turns.takes(step); };
-  if (std::ranges::any_of(sessions, reads_turn)) return read_turns(sessions, step);
-  for (Session* session : sessions) session->state_->turns.end();
-  const bool async = sessions.size() == 1 && one.can_step_async(step);
-  for (Session* session : sessions) {
-    if (async) break;
-    session->state_->settle();
-    session->state_->core.check_usable();
-  }
-  // With chunks sessions stand at different places of theirs: each goes its own way.
-  bool chunks = false;
-  for (Session* session : sessions) chunks = chunks || session->state_->core.meets_chunks(step);
-  std::vector<Step>& steps = one.steps;
-  steps.clear();
-  for (Session* session : sessions)
-    steps.push_back(session->state_->new_step(step, sessions.size() > 1 ? std::ssize(steps) : -1));
-  try {
-    // Reading tokens do not move the window, so it matters how they are cut: alike on all devices.
-    for (std::int64_t t = 0; t < step.tokens; t += most_step_tokens) {
-      for (std::int64_t i = 0; i < std::ssize(steps); ++i) {
-        steps[static_cast<std::size_t>(i)].tensors = step_part(
-            shape, step, i * step.tokens + t, std::min(most_step_tokens, step.tokens - t));
-      }
-      if (async) {
-        one.async_stepper->step(steps[0]);
-      } else if (chunks) {
-        for (std::size_t i = 0; i < steps.size(); ++i) sessions[i]->state_->chunks.run(steps[i]);
-      } else {
-        run_step(steps);
-      }
-    }
-  } catch (...) {
-    for (std::size_t i = 0; i < steps.size(); ++i) sessions[i]->state_->roll_back(steps[i]);
-    throw;
-  }
-}
-
-void Session::read_turns(std::span<Session* const> sessions, const AttentionStep& step) {
-  // Sessions may read turns in different ways: each goes by itself.
-  std::vector<Step> steps;
-  for (Session* session : sessions)
-    steps.push_back(session->state_->new_step(step, sessions.size() > 1 ? std::ssize(steps) : -1));
-  try {
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      State& one = *sessions[i]->state_;
-      const AttentionStep part =
-          step_part(one.core.shape, step, static_cast<std::int64_t>(i) * step.tokens, step.tokens);
-      with_session_in_errors(steps[i].session_index, [&] {
-        if (!one.turns.takes(part)) return sessions[i]->attend(part);
-        one.settle();
-        one.core.check_usable();
-        one.turns.read(part);
-      });
-    }
-  } catch (...) {
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      State& one = *sessions[i]->state_;
-      const bool turn = one.turns.reading();
-      one.roll_back(steps[i]);
-      if (turn) one.turns.take_back(step);
-    }
-    throw;
-  }
+  take_step(sessions, step);
 }
 
 void Session::advance(std::int64_t layer, std::int64_t tokens, std::span<const float> state) {

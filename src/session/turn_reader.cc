@@ -1,36 +1,43 @@
 #include "src/session/turn_reader.h"
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
+#include "src/attention/block_budget.h"
 #include "src/context/prefill_visibility.h"
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopwatch.h"
+#include "src/session/step.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
-// A CUDA device reads no turns.
-constexpr bool on_cuda = false;
+constexpr std::int64_t usual_part = 640;   // tokens: the model runner cuts turns into no more
+constexpr std::int64_t most_part = 2048;   // tokens, so that a device's memory is bounded
+constexpr std::int64_t more_room = 16384;  // tokens that a prefill has room for behind a step
 
-/// Returns how a turn is read. length: tokens of the text up to its end.
-PrefillAttention attention_of(const SessionCore& session, std::int64_t length) {
-  return resolve_prefill(*session.options.turns, session.shape, length, on_cuda);
-}
-
-/// Returns what its tokens attend in each layer.
+/// Returns what the tokens of a turn attend in each layer.
 PrefillVisibility visibility(const SessionCore& session, const PrefillAttention& attention) {
-  PrefillVisibility all = prefill_visibility(session.shape, attention, on_cuda);
+  PrefillVisibility all = prefill_visibility(session.shape, attention, session.device.is_cuda());
   for (std::int64_t layer = 0; layer < session.spec.dense_layers; ++layer) {
     if (session.shape.attends_all(layer)) all[static_cast<std::size_t>(layer)] = {};
   }
   return all;
 }
 
+/// Returns the tokens that are read at a time, of `left` from position `first` on. Parts end at
+/// multiples of query_block, so that it does not matter how a step is cut.
+std::int64_t part_of(std::int64_t first, std::int64_t left) {
+  if (left <= most_part) return left;
+  return (first + most_part) / query_block * query_block - first;
+}
+
 }  // namespace
 
 TurnReader::TurnReader(SessionCore& session)
-    : session_(session), ended_(static_cast<std::size_t>(session.shape.layers)) {
+    : session_(session), before_(static_cast<std::size_t>(session.shape.layers)), shares_(before_) {
   const std::optional<PrefillAttention>& turns = session.options.turns;
   if (!turns) return;
   if (turns->mode == Prefill::window) {
@@ -39,37 +46,64 @@ TurnReader::TurnReader(SessionCore& session)
         "turn meets the whole context, or no mode");
   }
   constexpr std::int64_t long_text = std::int64_t{1} << 40;
-  visibility(session,
-             attention_of(session, long_text));  // throws for numbers that are out of range
+  visibility(session, resolve_prefill(*turns, session.shape, long_text,
+                                      session.device.is_cuda()));  // throws for what no turn has
 }
 
 bool TurnReader::takes(const AttentionStep& step) const {
   if (!session_.options.turns || step.kv_count() < least_turn_tokens) return false;
-  if (!session_.device.compute()->reads_after_rows()) return false;
   if (step.layer == session_.shape.first_attention()) return true;
   return step.layer == next_layer_ && step.kv_count() == tokens_;
 }
 
-void TurnReader::begin(const AttentionStep& step, const PrefillAttention& attention) {
-  const PrefillVisibility visible = visibility(session_, attention);
-  mode_ = attention.mode;
-  const auto lock = session_.device.compute()->lock();
-  prefill_ = session_.device.compute()->prefill_attention(session_.shape, visible, step.tokens,
-                                                          session_.own->rows(),
-                                                          &session_.segments[0].states->rows());
+void TurnReader::open(std::int64_t first, std::int64_t end) {
+  const RetrievalOptions& options = session_.options;
+  ComputeDevice& device = *session_.device.compute();
+  const PrefillAttention wanted =
+      resolve_prefill(*options.turns, session_.shape, end, device.is_cuda());
+  const std::int64_t part = std::min(end - first, most_part);
+  const bool same = prefill_ && wanted.mode == wanted_;  // auto may be another mode by now
+  if (same && part <= chunk_ && end <= room_) return;
+  drop();
+  wanted_ = wanted.mode;
+  chunk_ = std::max(part, usual_part);
+  room_ = session_.context->tokens() +
+          std::min(options.capacity, end - session_.context->tokens() + more_room);
+  session_.backend.window->reserve(session_.position(session_.shape.first_attention()), room_);
+  const DeviceMemory memory = device.memory();
+  const PrefillAttention fitting = fitting_prefill(*options.turns, session_.shape, end, device,
+                                                   {.bytes = memory.ceiling - memory.used,
+                                                    .rows = session_.spec.rows,
+                                                    .chunk = chunk_,
+                                                    .capacity = room_});
+  before_ = shares_;
+  prefill_ = device.prefill_attention(session_.shape, visibility(session_, fitting), chunk_,
+                                      {.store = session_.own->rows(),
+                                       .before = &session_.segments[0].states->rows(),
+                                       .tokens = room_});
 }
 
 void TurnReader::read(const AttentionStep& step) {
   const Stopwatch watch;
+  const auto layer = static_cast<std::size_t>(step.layer);
   const std::int64_t first = session_.position(step.layer);
-  const PrefillAttention attention = attention_of(session_, first + step.tokens);
-  if (attention.mode != mode_) drop();  // the text has become so long that auto is another mode
-  if (!prefill_) begin(step, attention);
-  last_ = {step.layer, first, share(step.layer)};
+  const std::int64_t end = first + step.tokens;
+  if (session_.shape.has_rows(step.layer)) session_.own->rows().check_room(step.layer, step.tokens);
+  last_ = {step.layer, first, shares_[layer]};
   next_layer_ = step.layer;
   tokens_ = step.tokens;
-  prefill_->attend(step);
+  const auto lock = session_.device.compute()->lock();
+  open(first, end);
+  for (std::int64_t at = first, count = 0; at < end; at += count) {
+    count = part_of(at, end - at);
+    const AttentionStep part = step_part(session_.shape, step, at - first, count);
+    prefill_->attend(part);
+    session_.backend.window->add(part, at);
+  }
   reach_fault("session.turn");
+  PrefillShare share = before_[layer];
+  share += prefill_->share(step.layer);
+  shares_[layer] = share;
   next_layer_ = layer_after(step.layer);
   session_.stats.attend_seconds += watch.seconds();
   session_.times(step.layer).attend += watch.seconds();
@@ -79,7 +113,7 @@ void TurnReader::take_back(const AttentionStep& step) {
   end();
   // The rows of the last step are gone: so is what its tokens attended.
   if (last_.layer == step.layer && last_.first == session_.position(step.layer))
-    ended_[static_cast<std::size_t>(step.layer)] = last_.share;
+    shares_[static_cast<std::size_t>(step.layer)] = last_.share;
   next_layer_ = step.layer;
   tokens_ = step.tokens;
 }
@@ -89,22 +123,15 @@ void TurnReader::end() {
   drop();
 }
 
-void TurnReader::drop() {
+/// As SessionCore::release_backend.
+void TurnReader::drop() noexcept {
   if (!prefill_) return;
-  ended_ = shares();
+  DeviceLock lock;
+  try {
+    lock = session_.device.compute()->lock();
+  } catch (const std::exception&) {  // a device that no longer works
+  }
   prefill_.reset();
-}
-
-std::vector<PrefillShare> TurnReader::shares() const {
-  std::vector<PrefillShare> all;
-  for (std::int64_t layer = 0; layer < session_.shape.layers; ++layer) all.push_back(share(layer));
-  return all;
-}
-
-PrefillShare TurnReader::share(std::int64_t layer) const {
-  PrefillShare all = ended_[static_cast<std::size_t>(layer)];
-  if (prefill_) all += prefill_->share(layer);
-  return all;
 }
 
 std::int64_t TurnReader::layer_after(std::int64_t layer) const {

@@ -291,6 +291,15 @@ void RowStore::choose_channels_by(std::int64_t layer, const TensorView& keys) {
   });
 }
 
+void RowStore::check_room(std::int64_t layer, std::int64_t tokens) const {
+  const std::int64_t start = size(layer);
+  if (tokens <= capacity_ - start) return;
+  throw InvalidArgument(fmt::format(
+      "layer {} holds {} tokens and gets {} more; this {} was made with room for {}: give it a "
+      "larger capacity",
+      layer, start, tokens, owner_, capacity_));
+}
+
 void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
   if (layer < 0 || layer >= static_cast<std::int64_t>(sizes_.size())) {
     throw InvalidArgument(
@@ -313,15 +322,10 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   }
   const std::int64_t tokens = keys.tokens;
   const std::int64_t start = size(layer);
-  if (tokens > capacity_ - start) {
-    throw InvalidArgument(fmt::format(
-        "layer {} holds {} tokens and gets {} more; this {} was made with room for {}: give it a "
-        "larger capacity",
-        layer, start, tokens, owner_, capacity_));
-  }
+  check_room(layer, tokens);
   reach_fault("store.append");
   choose_pages(start + tokens);
-  if (start == 0 && !channels_.empty() && !channels_chosen_) choose_channels_by(layer, keys);
+  if (start == 0 && chooses_channels()) choose_channels_by(layer, keys);
   if (!has_memory_to(layer, start + tokens)) slide(layer);
   if (!has_memory_to(layer, start + tokens)) return append_last(layer, keys, values);
   round_rows(layer, keys, values, start, {0, tokens}, true);

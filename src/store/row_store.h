@@ -85,6 +85,9 @@ class RowStore {
   static std::int64_t bytes_while_read(const AttentionShape& shape, KvDType dtype,
                                        std::int64_t tokens, std::int64_t step);
 
+  /// Throws InvalidArgument unless there is room for that many more tokens of a layer.
+  void check_room(std::int64_t layer, std::int64_t tokens) const;
+
   /// Appends K and V of the next tokens of one layer, rounded to the store's dtypes.
   /// values: null when keys are values.
   /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, values are given
@@ -117,6 +120,8 @@ class RowStore {
   /// the widest layer; all 1 before the first
   /// tokens; for such a writer to choose before it puts any there. Null: keys have none.
   float* channels(std::int64_t layer) const;
+  /// Whether the first tokens of a layer choose them.
+  bool chooses_channels() const { return !channels_.empty() && !channels_chosen_; }
   /// Those that were chosen by tokens which have been taken back are 1 again, where none came
   /// since.
   void forget_channels();
@@ -140,6 +145,8 @@ class RowStore {
   /// memory is given back. Throws OutOfMemory, and leaves all as it was.
   void freeze();
 
+  /// Before rows of a layer up to number `tokens` are written: chooses the pages that they are in.
+  void choose_pages(std::int64_t tokens);
   /// All rows are to be written at once: memory comes in huge pages from the first on.
   void use_huge_pages() { choose_pages(capacity_); }
   /// Locks the memory of all arrays, if there is any that is not locked: `lock` is given its
@@ -235,8 +242,6 @@ class RowStore {
   void set_size(std::int64_t layer, std::int64_t tokens) {
     sizes_[static_cast<std::size_t>(layer)].store(tokens, std::memory_order_release);
   }
-  /// Before rows of a layer up to number `tokens` are written.
-  void choose_pages(std::int64_t tokens);
 
   std::vector<std::int64_t> row_layers_;  // per layer
   std::vector<LayerArrays> arrays_;       // per layer
@@ -245,8 +250,8 @@ class RowStore {
   std::int64_t budget_ = 0;
   std::string owner_;
   SlidingRows sliding_;
-  Region regions_[2];                               // the second: of layers that keep last rows
-  std::int64_t channels_per_layer_;                 // of the widest layer
+  Region regions_[2];                // the second: of layers that keep last rows
+  std::int64_t channels_per_layer_;  // of the widest layer
   bool keys_are_values_;
   std::vector<float> channels_;                     // [layers, channels_per_layer], or none
   bool channels_chosen_ = false;                    // for good

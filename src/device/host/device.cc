@@ -293,11 +293,10 @@ class HostDevice final : public ComputeDevice {
 
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                    const PrefillVisibility& visible,
-                                                   std::int64_t /*chunk*/, RowStore& store,
-                                                   const RowStore* before) override {
-    return make_host_prefill(shape, visible, store, before);
+                                                   std::int64_t /*chunk*/,
+                                                   const PrefillRows& rows) override {
+    return make_host_prefill(shape, visible, rows.store, rows.before);
   }
-  bool reads_after_rows() const override { return true; }
   std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,
                                        const PrefillVisibility& /*visible*/, KvDType /*rows*/,
                                        std::int64_t /*chunk*/,

@@ -22,10 +22,6 @@ constexpr std::int64_t most_logprobs = 20;
 constexpr std::size_t prompt_end = 16;  // tokens
 constexpr std::int64_t most_turn_piece = 2 * least_turn_tokens + query_block - 1;
 
-bool reads_turns(const Session& session) {
-  return session.options().turns && session.device().compute()->reads_after_rows();
-}
-
 /// Tokens of a turn that are read next, of `left` at position `first`. Pieces end at multiples of
 /// query_block, so that it does not matter how a turn is cut, and the last one is a turn, too.
 std::size_t turn_piece(std::int64_t first, std::size_t left) {
@@ -244,7 +240,7 @@ void DecodeLoop::read_by_turns(bool reads) {
 std::size_t DecodeLoop::piece_of(const ActiveAnswer& one) const {
   const std::size_t left = one.prompt.size() - one.read;
   const std::size_t until_end = left > prompt_end ? left - prompt_end : left;
-  if (reads_turns(*one.session)) {
+  if (one.session->options().turns) {
     constexpr auto least = static_cast<std::size_t>(least_turn_tokens);
     if (until_end >= least) return turn_piece(one.session->tokens(), until_end);
     if (left >= least) return until_end;  // as one step it would be a turn

@@ -57,7 +57,7 @@ struct Rank {
   Rank(const Place& place, const TokenStream& stream, std::int64_t rows, std::int64_t chunk)
       : store(stream.shape, DType::bf16, std::max<std::int64_t>(rows, 1), 0, "test") {
     const PrefillVisibility all(static_cast<std::size_t>(stream.shape.layers));
-    prefill = place.compute().prefill_attention(stream.shape, all, chunk, store, nullptr);
+    prefill = place.compute().prefill_attention(stream.shape, all, chunk, {store});
     for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
       const auto room = [&](std::int64_t width) {
         return place.put(std::vector<float>(static_cast<std::size_t>(stream.total * width), NAN));

@@ -131,7 +131,7 @@ class PrefillRun {
  private:
   std::unique_ptr<DevicePrefill> make() {
     const auto lock = place_.compute().lock();
-    return place_.compute().prefill_attention(stream_.shape, visible_, chunk_, store_, nullptr);
+    return place_.compute().prefill_attention(stream_.shape, visible_, chunk_, {store_});
   }
 
   const Place& place_;
