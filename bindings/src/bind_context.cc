@@ -137,6 +137,20 @@ void bind_context(py::module_& module) {
           "device: a topkv.Device or its name. It makes codes of rows that a CUDA device "
           "prefilled, and clusters keys (squeezed, retroinfer). Without it the host's threads do.")
       .def(
+          "with_tokens",
+          [](const ContextPtr& self, const py::object& tokens) {
+            const std::vector<Token> ids = tokens_of(tokens, "tokens");
+            const GilReleased released;
+            return unconst(self->with_tokens(ids));
+          },
+          py::arg("tokens"),
+          "Returns a context over these rows that knows its tokens, all of them. Sessions over it "
+          "look in them for drafts. Model.prefill names the tokens itself, and so does "
+          "load_context if the file has them.")
+      .def_property_readonly(
+          "knows_tokens", [](const ContextPtr& self) { return self->knows_tokens(); },
+          "Whether it knows its tokens.")
+      .def(
           "ready_for",
           [](const ContextPtr& self, const std::string& index, const std::string& tail,
              const py::object& progress, const py::object& device) {

@@ -30,6 +30,7 @@ struct Asked {
   py::object progress;
   std::optional<std::map<Token, double>> logit_bias;
   std::optional<std::int64_t> prompt_logprobs;
+  std::string draft;
 };
 
 std::vector<TokenBias> biases_of(const std::optional<std::map<Token, double>>& asked) {
@@ -56,6 +57,7 @@ GenerateOptions options_of(const Model& model, const Asked& asked) {
                    .frequency_penalty = asked.frequency_penalty,
                    .presence_penalty = asked.presence_penalty,
                    .logit_bias = biases_of(asked.logit_bias)},
+      .draft = parse_draft(asked.draft),
       .progress = progress_of(asked.progress),
       .stop = asked.stop,
       .logprobs = asked.logprobs.value_or(-1),
@@ -158,7 +160,10 @@ void bind_results(py::module_& module) {
           "Why it ended: \"end_token\", \"stop_text\", \"length\" or \"caller\".")
       .def_property_readonly("ended", &GenerateResult::ended,
                              "Whether the model gave an end token.")
-      .def_readonly("steps", &GenerateResult::steps, "Tokens fed after the prompt.")
+      .def_readonly("steps", &GenerateResult::steps,
+                    "Tokens fed after the prompt, without drafted tokens that were rejected.")
+      .def_readonly("drafted", &GenerateResult::drafted, "Tokens of drafts.")
+      .def_readonly("accepted", &GenerateResult::accepted, "Tokens of drafts that were chosen.")
       .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
       .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
       .def_readonly("times", &GenerateResult::times)
@@ -183,7 +188,7 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
               py::arg("presence_penalty") = 0.0, py::arg("stop") = std::vector<std::string>(),
               py::arg("logprobs") = py::none(), py::arg("on_text") = py::none(),
               py::arg("before") = py::none(), py::arg("logit_bias") = py::none(),
-              py::arg("prompt_logprobs") = py::none(), says);
+              py::arg("prompt_logprobs") = py::none(), py::arg("draft") = "auto", says);
   };
   // One list of arguments for both: what generates, and the type of its first two.
   def(
@@ -196,11 +201,11 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
          double presence_penalty, std::vector<std::string> stop,
          std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
          std::optional<std::map<Token, double>> logit_bias,
-         std::optional<std::int64_t> prompt_logprobs) {
+         std::optional<std::int64_t> prompt_logprobs, const std::string& draft) {
         return generate(self, session, prompt,
                         {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
                          frequency_penalty, presence_penalty, std::move(stop), logprobs, before,
-                         progress, std::move(logit_bias), prompt_logprobs},
+                         progress, std::move(logit_bias), prompt_logprobs, draft},
                         on_token, on_text);
       },
       "session", "prompt",
@@ -213,6 +218,9 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
       "same for each token of the prompt.\n\n"
       "logit_bias: numbers by id, which are added to logits.\n\n"
       "before: ids before the prompt that repetition_penalty counts too.\n\n"
+      "draft: \"auto\" drafts tokens from the text itself where the answer stays as it is, "
+      "\"none\" "
+      "drafts nothing, \"lookup\" drafts on a CUDA device, too.\n\n"
       "on_token(token), on_text(piece): piece has whole characters. They may return False to "
       "stop.\n\n"
       "progress: called with a Progress, stage \"prompt\", in tokens, while the prompt is read. An "
@@ -229,12 +237,12 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
          double presence_penalty, std::vector<std::string> stop,
          std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
          std::optional<std::map<Token, double>> logit_bias,
-         std::optional<std::int64_t> prompt_logprobs) {
+         std::optional<std::int64_t> prompt_logprobs, const std::string& draft) {
         return generate_together(
             self, sessions, prompts,
             {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
              frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress,
-             std::move(logit_bias), prompt_logprobs},
+             std::move(logit_bias), prompt_logprobs, draft},
             on_token, on_text);
       },
       "sessions", "prompts",

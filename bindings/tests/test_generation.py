@@ -48,6 +48,27 @@ def test_an_answer_ends_before_a_stop_text_and_says_so(ask):
         ask(stop=[""])
 
 
+def test_drafts_change_no_answer(model, context, ask):
+    assert context.knows_tokens
+    wanted = ask(max_tokens=60, draft="none")
+    assert (wanted.drafted, wanted.accepted) == (0, 0)
+    told = []
+    drafting = ask(max_tokens=60, on_token=told.append)
+    assert drafting.tokens == wanted.tokens == told and drafting.steps == wanted.steps == 59
+    assert drafting.accepted <= drafting.drafted
+    sampled = {"temperature": 1.5, "seed": 3, "max_tokens": 60}
+    assert ask(**sampled).tokens == ask(draft="none", **sampled).tokens
+    # Tokens that a context is said to have: the answer itself.
+    prompt = model.tokenizer().encode(" The sun is")
+    said = ([*prompt, *wanted.tokens] * context.tokens)[: context.tokens]
+    other = context.with_tokens(said)
+    assert model.generate(topkv.Session(other), prompt, 60).tokens == wanted.tokens
+    with pytest.raises(topkv.InvalidArgument, match="give all of them"):
+        context.with_tokens(said[1:])
+    with pytest.raises(topkv.InvalidArgument, match="expected auto, none or lookup"):
+        ask(draft="some")
+
+
 def test_logprobs_are_of_the_models_distribution(model, context, ask):
     result = ask(logprobs=3, temperature=1.3, top_k=5, seed=4, repetition_penalty=1.2)
     prompt = model.tokenizer().encode(" The sun is")

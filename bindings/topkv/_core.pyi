@@ -417,6 +417,11 @@ class Context:
 
         device: a device that prefilled the rows makes codes of them."""
 
+    def with_tokens(self, tokens: _Ints) -> Context:
+        """Returns a context over these rows that knows its tokens: sessions look in them for drafts."""
+
+    @property
+    def knows_tokens(self) -> bool: ...
     def ready_for(
         self,
         index: str = "exact",
@@ -895,7 +900,13 @@ class GenerateResult:
     @property
     def ended(self) -> bool: ...
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Tokens fed after the prompt, without drafted tokens that were rejected."""
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def accepted(self) -> int:
+        """Tokens of drafts that were chosen."""
     @property
     def prompt_seconds(self) -> float: ...
     @property
@@ -1047,6 +1058,7 @@ class Model:
         before: _Ints | None = None,
         logit_bias: Mapping[int, float] | None = None,
         prompt_logprobs: int | None = None,
+        draft: str = "auto",
     ) -> GenerateResult:
         """Feeds the prompt to the session, then generates.
 
@@ -1074,6 +1086,7 @@ class Model:
         before: _Ints | None = None,
         logit_bias: Mapping[int, float] | None = None,
         prompt_logprobs: int | None = None,
+        draft: str = "auto",
     ) -> list[GenerateResult]:
         """Generates for several sessions over one context, like generate().
 

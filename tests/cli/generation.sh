@@ -37,6 +37,14 @@ holds 'ends with the first before \n' test "$(wc -l <cut)" -eq 1 -a "$(cat cut)"
 lines --stop '\\n' >cut
 holds 'and goes on where the text has a backslash' cmp whole cut
 
+# Tokens that are drafted from the text change no answer.
+drafts() { lines -f long.txt "$@"; }
+python3 -c 'print("The sky is blue and the grass is green. The sun is over the hill by the sea. " * 20)' >long.txt
+drafts >whole && drafts --draft none >cut
+holds 'drafts change no answer' cmp whole cut
+lines --json --draft none >events
+holds 'programs are told how many there were' grep -q '"drafted_tokens":0,"accepted_tokens":0' events
+
 # A text that is longer than what its tokens attend.
 python3 -c 'print("The sky is blue and the grass is green. The sun is over the hill by the sea. " * 150)' >long.txt
 over() { "$topkv" generate -m "$model" --device cpu -t 2 -f long.txt -p 'The sky' -n 4 "$@"; }
@@ -148,6 +156,7 @@ done
 refuses '--logprobs: .*--json' --logprobs 2
 refuses '--logprobs: expected' --json --logprobs 21
 refuses '--stop: expected a text' --stop ''
+refuses '--draft: expected auto, none or lookup' --draft some
 refuses '--min-p: expected a number from 0 to 1' --min-p 2
 refuses '--repetition-penalty: expected a number above 0' --repetition-penalty 0
 refuses '--frequency-penalty: expected a number from -2 to 2' --frequency-penalty 3

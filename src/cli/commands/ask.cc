@@ -199,6 +199,8 @@ class Asking {
       json["generated_tokens"] = count;
       json["first_token_seconds"] = first_token;
       json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
+      json["drafted_tokens"] = result.drafted;
+      json["accepted_tokens"] = result.accepted;
       print_event(json);
       return;
     }

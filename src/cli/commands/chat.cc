@@ -185,6 +185,8 @@ class Chat {
       json["prompt_seconds"] = result.prompt_seconds;
       json["generated_tokens"] = count;
       json["decode_seconds"] = result.decode_seconds;
+      json["drafted_tokens"] = result.drafted;
+      json["accepted_tokens"] = result.accepted;
       json["conversation_tokens"] = session_->tokens();
       print_event(json);
     }

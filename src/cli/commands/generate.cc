@@ -162,6 +162,8 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["generated_tokens"] = generated;
   json["decode_seconds"] = result.decode_seconds;
   json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
+  json["drafted_tokens"] = result.drafted;
+  json["accepted_tokens"] = result.accepted;
   json["temperature"] = figures.sampling.temperature;
   json["top_k"] = figures.sampling.top_k;
   json["top_p"] = figures.sampling.top_p;
@@ -195,6 +197,8 @@ GenerateResult sum_of(std::span<const GenerateResult> results) {
   for (const GenerateResult& one : results.subspan(1)) {
     sum.tokens.insert(sum.tokens.end(), one.tokens.begin(), one.tokens.end());
     sum.steps += one.steps;
+    sum.drafted += one.drafted;
+    sum.accepted += one.accepted;
     sum.decode_seconds = std::max(sum.decode_seconds, one.decode_seconds);
     if (one.finish != sum.finish) sum.finish = Finish::length;
   }
@@ -226,6 +230,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
              result.ended()                       ? ", ended by the model"
              : result.finish == Finish::stop_text ? ", ended by a stop text"
                                                   : "");
+  if (result.drafted > 0) fmt::print(stderr, "drafts     {}\n", draft_text(result));
   fmt::print(stderr, "sampling   {}\n", sampling_text(figures.sampling));
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",

@@ -50,6 +50,7 @@ struct ServeFlags {
   std::string keep;
   std::optional<std::int64_t> length;
   bool mapped = false;
+  std::string draft;
 };
 
 std::string name_of_file(const std::string& file) {
@@ -173,6 +174,7 @@ int run_serve(ServeFlags flags) {
                           .aliases = flags.aliases,
                           .room = flags.room,
                           .kept_bytes = kept_bytes(flags),
+                          .draft = parse_draft(flags.draft),
                           .limits = {.queue = flags.queue, .batch = flags.batch},
                           .reading = std::move(reading)});
   const std::string own = model.fingerprint();
@@ -224,6 +226,7 @@ Run add_serve(CLI::App& app) {
   bind("--room", flags->room);
   bind("--keep", flags->keep);
   bind("--length", flags->length);
+  bind("--draft", flags->draft);
   bind("--mmap", flags->mapped);
   return [flags] { return run_serve(*flags); };
 }

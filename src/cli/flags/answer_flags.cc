@@ -20,6 +20,7 @@ GenerateOptions generate_options(const AnswerFlags& answers, const SamplingOptio
   how.frequency_penalty = answers.frequency_penalty;
   how.presence_penalty = answers.presence_penalty;
   options.logprobs = answers.logprobs.value_or(-1);
+  options.draft = parse_draft(answers.draft);
   return options;
 }
 

@@ -21,6 +21,7 @@ struct AnswerFlags {
   double presence_penalty = 0;
   std::optional<std::int64_t> logprobs;  ///< not set: none
   std::vector<std::string> stop;
+  std::string draft;
   bool quiet = false;
   bool json = false;
 };
@@ -34,6 +35,7 @@ void visit_flags(AnswerFlags& flags, auto& visit) {
   visit("--presence-penalty", flags.presence_penalty);
   visit("--logprobs", flags.logprobs);
   visit("--stop", flags.stop);
+  visit("--draft", flags.draft);
   visit("--quiet", flags.quiet);
   visit("--json", flags.json);
 }

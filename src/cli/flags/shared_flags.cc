@@ -78,6 +78,13 @@ FlagGroup model_flags(const std::string& weights) {
                 "use at most N threads", "", "all cores")}};
 }
 
+Flag draft_flag() {
+  return Flag(
+      "--draft", value::choice("MODE", {"auto", "none", "lookup"}),
+      "draft tokens from the text: auto where answers stay as they are, lookup on a GPU, too",
+      "auto");
+}
+
 FlagGroup sampling_flags(const std::string& predict, const std::string& otherwise) {
   return {
       "answer",
@@ -112,7 +119,8 @@ FlagGroup answer_flags(const std::string& predict) {
             "subtract X once from the score of each generated token, -2 to 2", "0"),
        Flag("--stop", value::repeated(value::prose("a text")),
             "end an answer before this text or special token; repeat for several; \\n, \\t, \\r, "
-            "\\\\ as in C")});
+            "\\\\ as in C"),
+       draft_flag()});
   return group;
 }
 

@@ -13,6 +13,7 @@ Flag required(Flag flag);
 /// run.json has the flag only if it is given.
 Flag if_given(Flag flag);
 Flag length_flag(const std::string& otherwise);
+Flag draft_flag();
 Flag profile_flag();
 Flag folder_flag(const std::string& meaning, const std::string& otherwise = {});
 Flag fresh_flag();

@@ -177,6 +177,12 @@ std::string sampling_text(const SamplingOptions& sampling) {
   return text;
 }
 
+std::string draft_text(const GenerateResult& result) {
+  return fmt::format("{} of {} tokens accepted, {:.2f} tokens per step",
+                     format_grouped(result.accepted), format_grouped(result.drafted),
+                     result.tokens_per_step());
+}
+
 std::string time_shares(const ForwardTimes& times) {
   const double total = times.total();
   if (!(total > 0)) return "not measured";

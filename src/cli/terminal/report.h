@@ -35,5 +35,7 @@ std::string sampling_text(const SamplingOptions& sampling);
 
 /// "matmul 61 %  attention 30 %  search 0 %  other 9 %".
 std::string time_shares(const ForwardTimes& times);
+/// Returns how many drafted tokens were accepted, and the tokens of a step.
+std::string draft_text(const GenerateResult& result);
 
 }  // namespace topkv::cli

@@ -28,7 +28,9 @@ Answer ask(const Model& model, Session& session, std::span<const Token> question
     }
     return true;
   };
-  answer.result = model.generate(session, question, options.generate, on_token);
+  GenerateOptions generate = options.generate;
+  generate.draft = Draft::none;  // what is measured are steps of one token
+  answer.result = model.generate(session, question, generate, on_token);
   answer.result.prompt_seconds += stepped;
   answer.text = tokenizer.decode(answer.result.tokens);
   answer.rows_per_head = session.stats().rows_per_head(session.context().shape().q_heads);

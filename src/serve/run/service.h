@@ -26,7 +26,8 @@ struct ServiceOptions {
   std::int64_t room = 16384;              ///< tokens of a prompt and its answer at most
   /// Host memory for sessions of ended answers, for prompts that go on from them; 0: none are kept.
   std::int64_t kept_bytes = 0;
-  SchedulerLimits limits;  ///< their room is the one above
+  Draft draft = Draft::automatic;  ///< of all answers
+  SchedulerLimits limits;          ///< their room is the one above
   ReadingOptions reading;
 };
 

@@ -104,6 +104,7 @@ GenerateOptions Service::options_of(const AnswerRequest& request,
     check_id(one.token, model_.config().vocab_size, "logit_bias");
   sampling.logit_bias = asked.logit_bias;
   options.stop = asked.stop;
+  options.draft = options_.draft;
   if (request.chat) options.spelled = form_.spelled(model_.tokenizer(), !request.tools.empty());
   options.logprobs = asked.logprobs.value_or(-1);
   if (request.echo) options.prompt_logprobs = options.logprobs;
