@@ -530,7 +530,7 @@ class Session {
   explicit Session(std::unique_ptr<State> state);
   /// Takes a step that is checked.
   static void take_step(std::span<Session* const> sessions, const AttentionStep& step);
-  /// Likewise, of sessions of which some read a turn.
+  /// Takes a step that is checked, of sessions of which some read a turn.
   static void take_turns(std::span<Session* const> sessions, const AttentionStep& step);
   // advance() and state() for a network that computes on the session's device.
   void advance(std::int64_t layer, std::int64_t tokens, std::shared_ptr<StateMemory> state);
