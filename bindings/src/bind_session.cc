@@ -28,7 +28,10 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                                     std::optional<double> error, const std::string& select_by,
                                     std::int64_t dense_layers, std::int64_t window,
                                     std::int64_t sinks, std::int64_t capacity, bool measure_recall,
-                                    std::int64_t memory_budget, bool host_search) {
+                                    std::int64_t memory_budget, bool host_search,
+                                    const std::optional<std::string>& turns,
+                                    std::int64_t turn_window, std::int64_t turn_keys,
+                                    std::optional<std::int64_t> turn_least, double turn_mass) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .host_search = host_search,
@@ -42,6 +45,9 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                               .capacity = capacity,
                               .memory_budget = memory_budget,
                               .measure_recall = measure_recall};
+  if (turns)
+    options.turns =
+        prefill_attention(*turns, turn_window, sinks, turn_keys, turn_least, turn_mass, false);
   const Device where = device_of(device);
   const GilReleased released;
   return std::make_unique<SessionHandle>(Session(context, std::move(options), where), context);
@@ -218,7 +224,11 @@ void bind_session(py::module_& module) {
       "capacity: the most tokens of its own.\n\n"
       "memory_budget: bytes that their rows may take; 0: the free memory.\n\n"
       "host_search: the host searches although a CUDA device could; codes and key summaries take "
-      "no device memory.",
+      "no device memory.\n\n"
+      "turns: how steps of 256 tokens or more are read: \"dense\", \"sparse\" or \"auto\", as a "
+      "prefill of this mode reads text, with these `sinks`; None: each token finds rows for "
+      "itself. turn_window, turn_keys, turn_least, turn_mass: as window, prefill_keys, "
+      "prefill_least and prefill_mass of ContextBuilder.",
       py::release_gil_before_calling_cpp_dtor());
   bind_states(type, &SessionHandle::session, busy, "own_tokens",
               "A copy of the recurrent state of a layer after the last token, which may be the "
@@ -229,7 +239,10 @@ void bind_session(py::module_& module) {
            py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
            py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("capacity") = 16384,
            py::arg("measure_recall") = false, py::arg("memory_budget") = 0,
-           py::arg("host_search") = false)
+           py::arg("host_search") = false, py::arg("turns") = py::none(),
+           py::arg("turn_window") = PrefillAttention().window,
+           py::arg("turn_keys") = PrefillAttention().keys, py::arg("turn_least") = py::none(),
+           py::arg("turn_mass") = PrefillAttention().mass)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
@@ -318,6 +331,14 @@ void bind_session(py::module_& module) {
             return self.session.tail_figures();
           },
           "One TailFigures per layer; without a tail heads is 0.")
+      .def(
+          "turn_shares",
+          [](SessionHandle& self) {
+            const Exclusive::Look use(self.use, busy);
+            return self.session.turn_shares();
+          },
+          "What the tokens of turns attended so far: one PrefillShare per layer. Nothing in layers "
+          "without a choice, and for turns that were read densely.")
       .def("__repr__", [](const SessionHandle& self) {
         return fmt::format(
             "<Session of {} own tokens over {} of the context, index {}, tail {}, on {}>",

@@ -32,6 +32,14 @@ class Text:
         return np.concatenate(parts, axis=1), builder
 
 
+def context_of(text, tokens, **options):
+    """The first tokens as a context."""
+    builder = topkv.ContextBuilder(text.shape, tokens, dtype="f32", **options)
+    for layer in range(LAYERS):
+        builder.attend(layer, *(x[layer, :tokens] for x in (text.q, text.k, text.v)))
+    return builder.freeze()
+
+
 def test_a_budget_above_the_text_is_dense_to_the_bit(random):
     text = Text(random)
     dense, builder = text.read()
@@ -159,3 +167,32 @@ def test_a_model_reads_in_each_mode(needle_14m):
     assert plans[0].prefill == "dense"  # a short text
     assert topkv.memory_plans(needle_14m, 10000, prefill="auto")[0].prefill == "sparse"
     assert topkv.Model.plan(needle_14m, "cpu", "sparse").prefill == "sparse"
+
+
+def test_turns_attend_what_one_prefill_does(random):
+    text = Text(random)
+    whole, builder = text.read(prefill="sparse", **FEW)
+    begin = context_of(text, 300, prefill="sparse", **FEW)
+    session = topkv.Session(begin, sinks=3, turns="sparse", turn_window=64, turn_keys=128, turn_least=0)
+    assert [share.queries for share in session.turn_shares()] == [0] * LAYERS
+    for layer in range(LAYERS):
+        out = session.attend(layer, text.q[layer, 300:], text.k[layer, 300:], text.v[layer, 300:])
+        np.testing.assert_array_equal(out, whole[layer, 300:])
+    for share, all_read in zip(session.turn_shares(), map(builder.share, range(LAYERS))):
+        assert share.queries == (TOKENS - 300) * KV_HEADS
+        assert 0 < share.mass < 1 and 0 < share.keys < all_read.keys
+    assert session.stats().steps == 0
+
+
+def test_without_turns_each_token_finds_rows(random):
+    text = Text(random)
+    begin = context_of(text, 300)
+    session = topkv.Session(begin)
+    session.attend(0, text.q[0, 300:], text.k[0, 300:], text.v[0, 300:])
+    assert session.stats().steps == TOKENS - 300
+    assert session.turn_shares()[0].queries == 0
+
+
+def test_turns_in_a_window_are_refused(random):
+    with pytest.raises(topkv.InvalidArgument, match="turns are read in the mode 'window'; expected 'auto'"):
+        topkv.Session(context_of(Text(random), 300), turns="window")

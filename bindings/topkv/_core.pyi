@@ -650,6 +650,11 @@ class Session:
         measure_recall: bool = False,
         memory_budget: int = 0,
         host_search: bool = False,
+        turns: str | None = None,
+        turn_window: int = 1024,
+        turn_keys: int = 8192,
+        turn_least: int | None = None,
+        turn_mass: float = 0.98,
     ) -> None: ...
     @overload
     def attend(
@@ -752,6 +757,7 @@ class Session:
     def stats(self) -> SessionStats: ...
     def step_times(self) -> list[StepTimes]: ...
     def tail_figures(self) -> list[TailFigures]: ...
+    def turn_shares(self) -> list[PrefillShare]: ...
 
 class Tokenizer:
     """The tokenizer of a tokenizer.json or a GGUF file: BPE of bytes or pieces, or Unigram."""

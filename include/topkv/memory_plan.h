@@ -40,6 +40,8 @@ struct PlanRequest {
   /// of half the bytes a key.
   std::optional<std::string> index = {};
   bool host_search = false;  ///< RetrievalOptions::host_search: codes take no memory of the GPU
+  /// How the session reads turns (RetrievalOptions::turns).
+  std::optional<PrefillAttention> turns = {};
 };
 
 /// The part of a plan that one place has to hold, the GPU or the host. Sizes are in bytes.

@@ -170,7 +170,10 @@ class Planner {
       DeviceMemory memory;
       memory.ceiling = request_.gpu_memory;
       memory.used = device_->base_bytes();
-      const DevicePlan on = plan_device(config_, size, *device_, memory, prefill, {}, tokens);
+      RetrievalOptions retrieval;
+      retrieval.turns = request_.turns;
+      const DevicePlan on =
+          plan_device(config_, size, *device_, memory, prefill, retrieval, tokens);
       chunk = on.chunk;
       plan.prefill = on.prefill;
       const std::int64_t prefilling = on.items[3].bytes;
@@ -182,15 +185,17 @@ class Planner {
       const std::int64_t session = on.items[4].bytes + codes;
       plan.gpu = {on.items, 0, request_.gpu_memory};
       plan.gpu.items.push_back({"codes of the context", codes});
-      plan.gpu.peak =
-          on.peak - std::max(prefilling, on.items[4].bytes) + std::max(prefilling, session);
+      const std::int64_t turn = turn_bytes(config_, *device_, retrieval, rows, tokens);
+      plan.gpu.peak = on.peak - std::max(prefilling, on.items[4].bytes + turn) +
+                      std::max(prefilling, session + turn);
     } else {
       plan.prefill = fitting_prefill(config_, *device_, prefill, tokens, 0);
       prefill.attention = plan.prefill;
       chunk = choose_prefill_chunk(config_, *device_, prefill, tokens, 0);
+      const std::int64_t pass = request_.turns ? std::max(chunk, most_turn_piece) : chunk;
       plan.host.items = {{"weights", size.held},
-                         {fmt::format("activations of {} tokens", chunk),
-                          Forward::bytes(config_, *device_, chunk) +
+                         {fmt::format("activations of {} tokens", pass),
+                          Forward::bytes(config_, *device_, pass) +
                               Forward::bytes(config_, *device_, session_chunk)}};
     }
     plan.host.items.push_back({"rows", RowStore::bytes_while_read(shape, rows, tokens, chunk)});

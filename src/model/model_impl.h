@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "src/attention/block_budget.h"
 #include "src/device/compute_device.h"
 #include "src/model/network/forward.h"
 #include "src/model/weights/checkpoint.h"
@@ -21,6 +22,8 @@ namespace topkv {
 /// Tokens of a prompt, or of a step, given to a session at a time: bounds the activations and the
 /// block of queries searched.
 inline constexpr std::int64_t session_chunk = most_step_tokens;
+/// The most tokens of a turn that a session is given at a time.
+inline constexpr std::int64_t most_turn_piece = 2 * least_turn_tokens + query_block - 1;
 
 /// How a prefill reads: what the options say, or what Prefill::automatic stands for. That is dense
 /// if the memory of a sparse prefill would be above `room`. This alone decides: plans, prefills and
@@ -37,6 +40,11 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
 /// mode that is not automatic.
 std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
                            const PrefillOptions& options, std::int64_t chunk, std::int64_t tokens);
+
+/// Device memory of a turn beside the weights and a session. It is dense in an automatic mode, for
+/// then a sparse one takes what is free. 0: retrieval has no turns.
+std::int64_t turn_bytes(const ModelConfig& config, const DeviceSizes& device,
+                        const RetrievalOptions& retrieval, KvDType rows, std::int64_t tokens);
 
 /// Model::plan, for a device of which `memory` is there and used.
 DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,

@@ -6,6 +6,7 @@
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/session/session_sizes.h"
+#include "src/session/turn_reader.h"
 #include "src/store/layer_states.h"
 
 namespace topkv {
@@ -76,6 +77,18 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& 
   return at_most_all(chunk);
 }
 
+std::int64_t turn_bytes(const ModelConfig& config, const DeviceSizes& device,
+                        const RetrievalOptions& retrieval, KvDType rows, std::int64_t tokens) {
+  if (!retrieval.turns) return 0;
+  PrefillAttention attention = *retrieval.turns;
+  if (attention.mode == Prefill::automatic) attention.mode = Prefill::dense;
+  const std::int64_t of_attention = device.prefill_attention_bytes(
+      config.attention, prefill_visibility(config.attention, attention, device.is_cuda()), rows,
+      turn_chunk, tokens + retrieval.capacity);
+  return device.allocation_bytes(Forward::bytes(config, device, most_turn_piece)) +
+         device.allocation_bytes(of_attention);
+}
+
 DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
                        const DeviceSizes& device, const DeviceMemory& memory,
                        PrefillOptions prefill, const RetrievalOptions& retrieval,
@@ -111,7 +124,9 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
                 {config.attention.state_size.empty() ? "session: window and sinks"
                                                      : "session: window, sinks, recurrent states",
                  session}};
-  plan.peak = always + std::max(prefilling, session);
+  const std::int64_t turn = turn_bytes(config, device, retrieval, prefill.kv_dtype, tokens);
+  if (turn > 0) plan.items.push_back({"a turn of the session", turn});
+  plan.peak = always + std::max(prefilling, session + turn);
   return plan;
 }
 

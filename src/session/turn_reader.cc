@@ -14,7 +14,6 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t usual_part = 640;   // tokens: the model runner cuts turns into no more
 constexpr std::int64_t most_part = 2048;   // tokens, so that a device's memory is bounded
 constexpr std::int64_t more_room = 16384;  // tokens that a prefill has room for behind a step
 
@@ -66,7 +65,7 @@ void TurnReader::open(std::int64_t first, std::int64_t end) {
   if (same && part <= chunk_ && end <= room_) return;
   drop();
   wanted_ = wanted.mode;
-  chunk_ = std::max(part, usual_part);
+  chunk_ = std::max(part, turn_chunk);
   room_ = session_.context->tokens() +
           std::min(options.capacity, end - session_.context->tokens() + more_room);
   session_.backend.window->reserve(session_.position(session_.shape.first_attention()), room_);

@@ -11,6 +11,9 @@
 
 namespace topkv {
 
+/// The tokens of a step that a prefill of turns has room for at least.
+inline constexpr std::int64_t turn_chunk = 640;
+
 /// Reads the turns of a session by a DevicePrefill into the session's own rows, behind the rows of
 /// its context.
 ///

@@ -141,6 +141,16 @@ TEST(MemoryPlan, SaysHowTheContextIsPrefilled) {
   EXPECT_EQ(memory_plans(bundled_folder, request).front().prefill.mode, Prefill::window);
 }
 
+TEST(MemoryPlan, CountsThePassOfATurn) {
+  PlanRequest request{.tokens = 4096, .memory = 64LL << 30};
+  const PlacePlan without = memory_plans(bundled_folder, request).front().host;
+  request.turns = PrefillAttention{.mode = Prefill::automatic};
+  const PlacePlan with = memory_plans(bundled_folder, request).front().host;
+  EXPECT_GE(with.peak, without.peak);
+  EXPECT_EQ(with.peak - without.peak, with.items[1].bytes - without.items[1].bytes);
+  EXPECT_GE(with.items[1].bytes, without.items[1].bytes);
+}
+
 TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {
   if (Device::open("auto").is_cuda()) GTEST_SKIP() << "see gpu_model_memory_test";
   const PlanRequest request{.tokens = 1 << 20, .gpu_memory = 4LL << 30, .memory = 64LL << 30};

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "src/model/model_impl.h"
@@ -42,6 +43,28 @@ DevicePlan plan_of(const ModelConfig& config, Prefill mode, std::int64_t tokens,
   memory.ceiling = ceiling;
   return plan_device(config, {}, SparseSizes(), memory, {.attention = {.mode = mode, .keys = keys}},
                      {}, tokens);
+}
+
+// A session reads a turn while it is there itself, after the context's prefill.
+TEST(PrefillPlan, CountsATurnBesideTheSession) {
+  const ModelConfig config = needle_config();
+  DeviceMemory memory;
+  memory.ceiling = ample;
+  const auto plan = [&](const std::optional<PrefillAttention>& turns) {
+    RetrievalOptions retrieval;
+    retrieval.turns = turns;
+    return plan_device(config, {}, SparseSizes(), memory, {.chunk = 256}, retrieval, text_tokens);
+  };
+  const DevicePlan without = plan({});
+  const DevicePlan dense = plan(PrefillAttention{.mode = Prefill::automatic});
+  const DevicePlan sparse = plan(PrefillAttention{.mode = Prefill::sparse});
+  ASSERT_EQ(without.items.size() + 1, dense.items.size());
+  EXPECT_GT(dense.items.back().bytes, 0);
+  EXPECT_LT(dense.items.back().bytes, scarce);
+  EXPECT_GT(dense.peak, without.peak);
+  EXPECT_EQ(sparse.items.back().bytes - dense.items.back().bytes,
+            (text_tokens + RetrievalOptions().capacity) * SparseSizes::of_token);
+  EXPECT_EQ(sparse.peak - dense.peak, sparse.items.back().bytes - dense.items.back().bytes);
 }
 
 TEST(PrefillPlan, HasTheModeOfItsMemory) {

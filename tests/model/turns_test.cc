@@ -2,21 +2,34 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "tests/support/bundled_model.h"
+#include "tests/support/session_feed.h"
 #include "topkv/error.h"
 #include "topkv/generation.h"
 
 namespace topkv {
 namespace {
 
-class ModelTurns : public testing::Test {
+using ::test::Place;
+
+class ModelTurns : public testing::TestWithParam<std::string> {
  protected:
+  void SetUp() override { TOPKV_NEEDS_DEVICE(GetParam()); }
+  static void TearDownTestSuite() {  // a device goes before the program's end
+    contexts.clear();
+    models.clear();
+  }
+  static bool on_cuda() { return GetParam() != "cpu"; }
   static const Model& model() {
-    static const Model model = ::test::bundled(Device());
-    return model;
+    const std::string& device = GetParam();
+    if (const auto found = models.find(device); found != models.end()) return found->second;
+    return models.emplace(device, ::test::bundled(Place(device).device())).first->second;
   }
   static const std::vector<Token>& text() {
     static const std::vector<Token> text = ::test::text_with_fact(model(), 2100);
@@ -24,8 +37,11 @@ class ModelTurns : public testing::Test {
   }
   /// The first 300 tokens of the text.
   static std::shared_ptr<const Context> context() {
-    static const auto context = model().prefill(
-        std::vector<Token>(text().begin(), text().begin() + 300), {.kv_dtype = DType::f32});
+    std::shared_ptr<const Context>& context = contexts[GetParam()];
+    if (context == nullptr) {
+      context = model().prefill(std::vector<Token>(text().begin(), text().begin() + 300),
+                                {.kv_dtype = on_cuda() ? DType::bf16 : DType::f32});
+    }
     return context;
   }
   /// The other tokens, and a question.
@@ -37,7 +53,7 @@ class ModelTurns : public testing::Test {
     return prompt;
   }
   static Session session(const std::optional<PrefillAttention>& turns) {
-    return Session(context(), {.k = TopK::same(1 << 20), .turns = turns});
+    return Session(context(), {.k = TopK::same(1 << 20), .turns = turns}, model().device());
   }
   static GenerateResult ask(Session& session) {
     return model().generate(session, prompt(),
@@ -48,12 +64,16 @@ class ModelTurns : public testing::Test {
     ASSERT_EQ(got.size(), want.size());
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].chosen.token, want[i].chosen.token) << i;
-      EXPECT_NEAR(got[i].chosen.logprob, want[i].chosen.logprob, 2e-3) << i;
+      EXPECT_NEAR(got[i].chosen.logprob, want[i].chosen.logprob, on_cuda() ? 0.25 : 2e-3) << i;
     }
   }
+
+ private:
+  inline static std::map<std::string, Model> models;
+  inline static std::map<std::string, std::shared_ptr<const Context>> contexts;
 };
 
-TEST_F(ModelTurns, OfDenseAttentionAreStepsThatFindAllRows) {
+TEST_P(ModelTurns, OfDenseAttentionAreStepsThatFindAllRows) {
   ASSERT_GT(prompt().size(), 1700U);  // more than a piece
   Session found = session({});
   const GenerateResult want = ask(found);
@@ -73,11 +93,13 @@ TEST_F(ModelTurns, OfDenseAttentionAreStepsThatFindAllRows) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(Everywhere, ModelTurns, testing::ValuesIn(::test::devices));
+
 const PrefillAttention few_keys{
     .mode = Prefill::sparse, .window = 128, .keys = 256, .least_keys = 128};
 
 // The answer follows them.
-TEST_F(ModelTurns, DoNotHaveTheLastTokensOfAPrompt) {
+TEST_P(ModelTurns, DoNotHaveTheLastTokensOfAPrompt) {
   const std::vector<Token> all = prompt();
   const std::int64_t layers = model().config().attention.layers;
   for (const std::int64_t tokens : {256, 260, 271, 272, 600}) {
@@ -91,7 +113,7 @@ TEST_F(ModelTurns, DoNotHaveTheLastTokensOfAPrompt) {
   }
 }
 
-TEST_F(ModelTurns, BesideOtherSessionsAreAsAlone) {
+TEST_P(ModelTurns, BesideOtherSessionsAreAsAlone) {
   Session alone = session(few_keys);
   const GenerateResult want = ask(alone);
   EXPECT_LT(alone.turn_shares()[1].key_share(), 0.9);
@@ -118,7 +140,7 @@ TEST_F(ModelTurns, BesideOtherSessionsAreAsAlone) {
   EXPECT_GT(batch.times().matmul, 0);
 }
 
-TEST_F(ModelTurns, ThatFailLeaveTheSessionAsItWas) {
+TEST_P(ModelTurns, ThatFailLeaveTheSessionAsItWas) {
   Session once = session(few_keys);
   const GenerateResult want = ask(once);
   Session again = session(few_keys);

@@ -50,6 +50,11 @@ struct AskFlags {
   bool mapped = false;
 };
 
+/// How questions of many tokens are read.
+PrefillAttention turns_of(const AskFlags& flags) {
+  return {.mode = Prefill::automatic, .sinks = flags.retrieval.sinks};
+}
+
 void check_flags(const AskFlags& flags) {
   check_flags(flags.retrieval);
   check_flags(flags.answers);
@@ -129,8 +134,7 @@ class Asking {
         RetrievalOptions options =
             retrieval_options(flags_.retrieval, model_.config().attention.layers,
                               flags_.retrieval.indices.front(), own);
-        options.turns =
-            PrefillAttention{.mode = Prefill::automatic, .sinks = flags_.retrieval.sinks};
+        options.turns = turns_of(flags_);
         if (!sessions.empty()) options.memory_budget = left;
         sessions.emplace_back(loaded_.context, std::move(options), model_.device());
       } catch (const OutOfMemory&) {
@@ -233,7 +237,7 @@ int run_ask(AskFlags flags) {
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
-                                 flags.length.value_or(info.length));
+                                 flags.length.value_or(info.length), turns_of(flags));
   const std::string own = model.fingerprint();
   check_model_of(flags.file, info.model, info.made_with, own, flags.model);
   // Another model may have no chat template, so the error says first that it is another one.

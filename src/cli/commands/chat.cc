@@ -234,7 +234,8 @@ int run_chat(ChatFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
-  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress, 0,
+                                 turn_attention(flags.prefill, flags.retrieval.sinks));
   ChatAnswers answers(chat_template, model.tokenizer());
   Chat chat(flags, model,
             Conversation(std::move(chat_template), model.tokenizer(), flags.system, text,

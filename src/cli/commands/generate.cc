@@ -264,8 +264,9 @@ int run_generate(GenerateFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
-  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
-                                 flags.length.value_or(0));
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
+                 flags.length.value_or(0), turn_attention(flags.prefill, flags.retrieval.sinks));
   GenerateOptions options = generate_options(flags.answers, model.config().sampling);
   if (follows_model(flags.answers) && !model.config().sampling_warning.empty())
     progress.note(warning_line(model.config().sampling_warning));

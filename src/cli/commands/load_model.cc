@@ -39,16 +39,17 @@ void check_plan(const std::string& directory, const DevicePlan& plan, const Devi
 }  // namespace
 
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length) {
+                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length,
+                 const std::optional<PrefillAttention>& turns) {
   const WeightFormat weights = parse_weight_format(flags.weights);
   const AttentionShape shape = ModelConfig::load(flags.directory).attention;
   const PrefillOptions reading = prefill_options(prefill, retrieval);
   resolve_prefill(reading.attention, shape, length, device.is_cuda());  // refuses what cannot be
   if (device.is_cuda()) {
+    RetrievalOptions sessions = retrieval_options(retrieval, shape.layers, "exact", 1);
+    sessions.turns = turns;
     check_plan(flags.directory,
-               Model::plan(flags.directory, device, reading,
-                           retrieval_options(retrieval, shape.layers, "exact", 1), weights, length),
-               device);
+               Model::plan(flags.directory, device, reading, sessions, weights, length), device);
   }
   LoadOptions options{.weights = weights, .length = length};
   if (weights != WeightFormat::stored) options.progress = progress.callback("weights");

@@ -1,6 +1,8 @@
 // Loads the model of a command, once it is known to fit.
 #pragma once
 
+#include <optional>
+
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/progress_bar.h"
 #include "topkv/model.h"
@@ -12,6 +14,8 @@ namespace topkv::cli {
 ///
 /// length: the length that keys are rotated for (LoadOptions::length); 0: the model's own.
 ///
+/// turns: how sessions over it read turns, whose memory the plan counts.
+///
 /// progress: shows the conversion of weights, and the model's warnings as lines of their own. It
 /// must outlive the model. Warnings may come from many threads.
 ///
@@ -19,6 +23,7 @@ namespace topkv::cli {
 /// change that would, and Unsupported for a prefill that the device does not have. Throws what
 /// Model::load throws.
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0);
+                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0,
+                 const std::optional<PrefillAttention>& turns = {});
 
 }  // namespace topkv::cli

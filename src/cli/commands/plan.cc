@@ -43,6 +43,7 @@ PlanRequest request_of(const PlanFlags& flags) {
   if (!flags.prefill.dtype.empty()) request.rows = KvDType::parse(flags.prefill.dtype);
   if (!flags.retrieval.indices.empty()) request.index = flags.retrieval.indices.front();
   request.host_search = flags.retrieval.host_search;
+  request.turns = turn_attention(flags.prefill, PrefillAttention().sinks);
   if (!flags.gpu_memory.empty()) {
     if (flags.device == "cpu")
       throw UsageError("--gpu-mem does not go with --device cpu; give one of them");

@@ -124,6 +124,14 @@ void warn_of_reach(const ModelConfig& config, const serve::Service& service) {
       longest, service.options().room, beyond));
 }
 
+void tell_turns(const std::string& context, std::span<const PrefillShare> shares) {
+  const std::string attended = attended_text(shares);
+  if (attended.empty()) return;
+  fmt::print(stderr, "{}: turns so far: sparse, {}\n",
+             context.empty() ? "a session without a context" : "a session over context " + context,
+             attended);
+}
+
 int run_serve(ServeFlags flags) {
   serve::require_http();
   check_flags(flags);
@@ -155,8 +163,8 @@ int run_serve(ServeFlags flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
-  const Model model =
-      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
+                                 length, turn_attention(flags.prefill, flags.retrieval.sinks));
   const std::int64_t layers = model.config().attention.layers;
   const std::string& index = flags.retrieval.indices.front();
   serve::ReadingOptions reading = {
@@ -176,7 +184,8 @@ int run_serve(ServeFlags flags) {
                           .kept_bytes = kept_bytes(flags),
                           .draft = parse_draft(flags.draft),
                           .limits = {.queue = flags.queue, .batch = flags.batch},
-                          .reading = std::move(reading)});
+                          .reading = std::move(reading),
+                          .on_turns = tell_turns});
   const std::string own = model.fingerprint();
   for (const Wanted& one : wanted) {
     LoadedContext loaded =

@@ -20,7 +20,6 @@ namespace {
 
 constexpr std::int64_t most_logprobs = 20;
 constexpr std::size_t prompt_end = 16;  // tokens
-constexpr std::int64_t most_turn_piece = 2 * least_turn_tokens + query_block - 1;
 
 /// Tokens of a turn that are read next, of `left` at position `first`. Pieces end at multiples of
 /// query_block, so that it does not matter how a turn is cut, and the last one is a turn, too.

@@ -41,8 +41,12 @@ struct Scheduler::Lane {
 };
 
 Scheduler::Scheduler(const Model& model, SchedulerLimits limits, PromisedMemory& memory,
-                     Metrics& metrics)
-    : model_(model), limits_(limits), memory_(memory), metrics_(metrics) {
+                     Metrics& metrics, TurnsFn on_turns)
+    : model_(model),
+      limits_(limits),
+      memory_(memory),
+      metrics_(metrics),
+      on_turns_(std::move(on_turns)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -294,6 +298,12 @@ bool Scheduler::length_matters(std::int64_t tokens) const {
   return original > 0 && tokens > original;
 }
 
+void Scheduler::tell_turns(const Seat& seat) const {
+  const std::int64_t asked = std::ssize(seat.question->prompt) - seat.kept;
+  if (on_turns_ && asked >= least_turn_tokens)
+    on_turns_(seat.question->context->name, seat.session->turn_shares());
+}
+
 /// Keeps the session of an answer that is out of the batch, for prompts that go on from its text.
 void Scheduler::keep(const Lane& lane, Seat& seat, std::span<const Token> answer) {
   try {
@@ -379,6 +389,7 @@ void Scheduler::step(Lane& lane, bool reads) {
       if (!one.error) {
         if (seat.question->score_end && one.result.end_logprobs)
           seat.logprobs.push_back(told_token(model_.tokenizer(), *one.result.end_logprobs));
+        tell_turns(seat);
         keep(lane, seat, one.result.tokens);  // before its client can go on
         seat.answer->put({.choice = seat.choice,
                           .logprobs = std::move(seat.logprobs),

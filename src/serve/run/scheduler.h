@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -31,11 +32,18 @@ struct SchedulerLimits {
 
 struct Seat;
 
+/// Receives what the turns of a session attended so far in each layer, [layers], when an answer
+/// ends whose prompt was a turn. context: the name of its context; empty: none. Called by the
+/// thread that answers.
+using TurnsFn =
+    std::function<void(const std::string& context, std::span<const PrefillShare> shares)>;
+
 /// Safe from many threads.
 class Scheduler {
  public:
-  /// Model, memory and metrics outlive it.
-  Scheduler(const Model& model, SchedulerLimits limits, PromisedMemory& memory, Metrics& metrics);
+  /// Model, memory and metrics outlive it. on_turns: may be empty.
+  Scheduler(const Model& model, SchedulerLimits limits, PromisedMemory& memory, Metrics& metrics,
+            TurnsFn on_turns = {});
   /// Ends what is being answered.
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;  // a thread works on it
@@ -65,6 +73,7 @@ class Scheduler {
   void join(Lane& lane, Seat& seat);
   void drop_cancelled(Lane& lane);
   bool length_matters(std::int64_t tokens) const;
+  void tell_turns(const Seat& seat) const;
   void keep(const Lane& lane, Seat& seat, std::span<const Token> answer);
   bool begins_again(Lane& lane, std::unique_ptr<Seat>& seat, const std::exception_ptr& error);
   static const Lane* next_to_read(const std::vector<Lane*>& lanes);
@@ -75,6 +84,7 @@ class Scheduler {
   SchedulerLimits limits_;
   PromisedMemory& memory_;
   Metrics& metrics_;
+  TurnsFn on_turns_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   // Lanes come and go under the mutex, and so do answers that wait. Those that run are the

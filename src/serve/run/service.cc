@@ -92,7 +92,8 @@ Service::Service(const Model& model, std::optional<ChatTemplate> chat, ServiceOp
       memory_(options_.kept_bytes),
       none_(nothing_read(model, options_.reading)),
       contexts_(model, chat_ ? &*chat_ : nullptr, options_.reading, memory_),
-      scheduler_(model, with_room(options_.limits, options_.room), memory_, metrics_) {}
+      scheduler_(model, with_room(options_.limits, options_.room), memory_, metrics_,
+                 options_.on_turns) {}
 
 Problem Service::no_model(const std::string& name) const {
   return {404,

@@ -29,6 +29,7 @@ struct ServiceOptions {
   Draft draft = Draft::automatic;  ///< of all answers
   SchedulerLimits limits;          ///< their room is the one above
   ReadingOptions reading;
+  TurnsFn on_turns = {};  ///< may be empty
 };
 
 /// A request that is answered.
