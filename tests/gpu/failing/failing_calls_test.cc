@@ -208,6 +208,43 @@ INSTANTIATE_TEST_SUITE_P(Index, FailingCallsOf,
                          testing::Values("exact", "codes", "codes:v=0", "quest:page=4", "sparq:r=8",
                                          "retroinfer:size=4", "squeezed"));
 
+/// Turns between steps. The prefill of a turn comes and goes, and the window gets its rows.
+TEST(FailingCalls, OfASessionThatReadsTurns) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  constexpr std::int64_t first = 300;
+  constexpr std::int64_t total = first + 523;
+  const TokenStream stream(stack(), total);
+  for (const Prefill mode : {Prefill::dense, Prefill::sparse}) {
+    const RetrievalOptions options{
+        .index = "exact",
+        .k = TopK::same(8),
+        .window = 16,
+        .sinks = 4,
+        .turns = PrefillAttention{.mode = mode, .window = 64, .keys = 128, .least_keys = 0},
+        .capacity = 600};
+    const auto context = stream.context(first)->with_index("exact");
+    Feed feed(place, stream, first, total);
+    std::vector<std::vector<float>> want;
+    for (const Calls calls : {Calls::making, Calls::any, Calls::waits}) {
+      std::int64_t lost = 0;
+      const auto attempt = [&](const Call& call) {
+        std::unique_ptr<Session> session = open_session(call, context, options, place.device());
+        while (!take_steps(call, *session, feed, {3, 256, 1, 262, 1})) {
+          ++lost;
+          session.reset();
+          session = open_session(call, context, options, place.device());
+        }
+        const auto got = feed.outs();
+        if (want.empty()) want = got;
+        ASSERT_EQ(got, want);
+      };
+      EXPECT_GT(fail_each(calls, attempt, calls == Calls::making ? 1'000'000 : 24), 5);
+      RecordProperty("sessions_lost", std::to_string(lost));
+    }
+  }
+}
+
 /// What they have together stays whole, whichever of them fails.
 TEST(FailingCalls, OfASessionBesideAnother) {
   TOPKV_NEEDS_GPU();

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "tests/gpu/faults_guard.h"
-#include "tests/support/session_feed.h"
 #include "tests/gpu/user_stream.h"
+#include "tests/support/session_feed.h"
 
 namespace topkv {
 namespace {
@@ -40,6 +40,32 @@ TEST(CudaSessionOrder, LatePartialsTilesAndChoicesChangeNothing) {
       feed.run(session, 1);
     }
     EXPECT_LE(feed.worst(options, {300, 301, 305, 309}), 1.0) << index;
+  }
+}
+
+TEST(CudaSessionOrder, LateRowsOfTurnsChangeNothing) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(shape, 1700);
+  for (const char* dtype : {"bf16", "q8"}) {
+    for (const Prefill mode : {Prefill::sparse, Prefill::dense}) {
+      RetrievalOptions options = with_dense_layers(0, exact);
+      options.turns = PrefillAttention{.mode = mode, .window = 64, .keys = 256, .least_keys = 0};
+      const auto context = stream.context(900, KvDType::parse(dtype));
+      const auto run = [&](Feed& feed) {
+        Session session(context, options, place.device());
+        feed.run(session, 1200, 300);
+        feed.run(session, 1203, 1);
+        feed.run(session, 1700, 497);
+      };
+      Feed late(place, stream, 900, 1700), usual(place, stream, 900, 1700);
+      {
+        const test::InjectedFaults delayed(test::UserStream::delay_us, false);
+        run(late);
+      }
+      run(usual);
+      EXPECT_EQ(late.outs(), usual.outs()) << dtype << ", " << name_of(mode);
+    }
   }
 }
 
