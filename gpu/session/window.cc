@@ -96,6 +96,7 @@ void CudaWindow::add(const AttentionStep& step, std::int64_t first) {
   reach_fault("session.keep_rows");
   if (step_.attention.has_rows(step.layer))
     resident_.add(step.layer, step.k, step.v, step.kv_count(), first, step_.compute);
+  if (step.stream != nullptr) step_.compute.synchronize();  // whose next work may overwrite K and V
 }
 
 PartialView CudaWindow::partial() {

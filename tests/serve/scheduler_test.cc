@@ -264,5 +264,28 @@ TEST(ServeContexts, SayAtOnceThatTheTemplateKeepsNoText) {
 }
 #endif
 
+// After an answer whose prompt was a turn, and after no other.
+TEST(ServeScheduler, TellsWhatTurnsAttended) {
+  auto context = std::make_shared<ServedContext>(*served("5520017"));
+  context->retrieval.turns =
+      PrefillAttention{.mode = Prefill::sparse, .window = 64, .keys = 64, .least_keys = 0};
+  PromisedMemory memory;
+  Metrics metrics;
+  std::vector<std::string> told;
+  Scheduler scheduler(model(), {}, memory, metrics,
+                      [&](const std::string& name, std::span<const PrefillShare> shares) {
+                        told.push_back(name);
+                        EXPECT_EQ(std::ssize(shares), model().config().attention.layers);
+                        EXPECT_GT(shares[1].queries, 0);
+                        EXPECT_LT(shares[1].keys, shares[1].dense_keys);
+                      });
+  whole(*scheduler.ask(question_of(context, 2)));
+  std::string text;
+  for (int i = 0; i < 3; ++i) text += text_with("1112223");
+  whole(*scheduler.ask(question_of(context, 2, text + asked)));
+  ASSERT_TRUE(becomes_idle(scheduler));
+  EXPECT_EQ(told, std::vector<std::string>({"n5520017"}));
+}
+
 }  // namespace
 }  // namespace topkv::serve
