@@ -186,7 +186,8 @@ struct RetrievalOptions {
   /// - sparse: window, sinks and the blocks of keys that they choose, with the window and sinks of
   ///   PrefillAttention;
   /// - automatic: as resolve_prefill says for the length of the text up to the turn's end. On a
-  ///   CUDA device a turn is dense if the memory that is free does not hold the rows of one layer.
+  ///   CUDA device a turn is dense if the memory that is free does not hold the rows of one layer,
+  ///   and no turn if it does not hold what a dense one takes.
   ///
   /// The mode window is refused, because such a turn would not meet the context. Index, k, tail,
   /// mass and error have no part in turns; dense_layers attend all tokens.

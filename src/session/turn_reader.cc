@@ -51,8 +51,19 @@ TurnReader::TurnReader(SessionCore& session)
 
 bool TurnReader::takes(const AttentionStep& step) const {
   if (!session_.options.turns || step.kv_count() < least_turn_tokens) return false;
-  if (step.layer == session_.shape.first_attention()) return true;
+  if (step.layer == session_.shape.first_attention()) return has_room();
   return step.layer == next_layer_ && step.kv_count() == tokens_;
+}
+
+bool TurnReader::has_room() const {
+  const ComputeDevice& device = *session_.device.compute();
+  const bool decides = session_.options.turns->mode == Prefill::automatic && device.is_cuda();
+  if (prefill_ || !decides) return true;
+  const PrefillVisibility dense = visibility(session_, {.mode = Prefill::dense});
+  const DeviceMemory memory = device.memory();
+  return device.allocation_bytes(device.prefill_attention_bytes(
+             session_.shape, dense, session_.spec.rows, turn_chunk, session_.context->tokens())) <=
+         memory.ceiling - memory.used;
 }
 
 void TurnReader::open(std::int64_t first, std::int64_t end) {

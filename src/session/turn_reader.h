@@ -30,7 +30,8 @@ class TurnReader {
   TurnReader& operator=(const TurnReader&) = delete;
 
   /// Returns whether a step of this session, which is checked, is read here: K and V of
-  /// least_turn_tokens tokens or more, of a layer whose turn it is.
+  /// least_turn_tokens tokens or more, of a layer whose turn it is. In an automatic mode a device
+  /// has room for a dense prefill at least.
   bool takes(const AttentionStep& step) const;
   /// Returns whether a turn is being read.
   bool reading() const { return next_layer_ >= 0; }
@@ -56,6 +57,8 @@ class TurnReader {
     PrefillShare share = {};  // of the layer, before the step
   };
 
+  /// Returns whether the device has room for what an automatic mode takes at least.
+  bool has_room() const;
   /// Sees to it that there is a prefill for a step of the positions from `first` to before `end`.
   /// The caller holds the device's lock.
   void open(std::int64_t first, std::int64_t end);

@@ -566,10 +566,10 @@ TEST(CudaTurns, TakeNoMemoryThatIsNotThere) {
     give_tokens(session, stream, first, first + 300, 300, outs, &place);
     return session.turn_shares()[1].queries;
   };
+  const std::int64_t dense =
+      place.compute().prefill_attention_bytes(shape, PrefillVisibility(2), {}, 640, stream.total);
   {
     // What is left holds a dense prefill, and not all rows of a layer.
-    const std::int64_t dense =
-        place.compute().prefill_attention_bytes(shape, PrefillVisibility(2), {}, 640, stream.total);
     const DeviceMemory memory = place.device().memory();
     const Buffer taken = place.room(
         (memory.ceiling - memory.used - place.compute().allocation_bytes(dense) - (7 << 20)) / 4);
@@ -577,6 +577,18 @@ TEST(CudaTurns, TakeNoMemoryThatIsNotThere) {
     EXPECT_EQ(strict.own_tokens(), 0);
     EXPECT_EQ(sparse_reads(open, begin), 0) << "it was not dense";
     EXPECT_LE(place.device().memory().peak, memory.ceiling);
+  }
+  open.truncate(0);  // gives the memory back
+  {
+    // What is left does not hold a dense prefill either.
+    give_tokens(open, stream, begin, begin + 255, 255, outs, &place);
+    open.truncate(0);
+    const DeviceMemory memory = place.device().memory();
+    const Buffer taken = place.room(
+        (memory.ceiling - memory.used - place.compute().allocation_bytes(dense)) / 4 + 1);
+    EXPECT_EQ(sparse_reads(open, begin), 0);
+    EXPECT_EQ(open.stats().steps, 2 * (255 + 300)) << "it was a turn";
+    EXPECT_EQ(open.own_tokens(), 300);
   }
   EXPECT_EQ(sparse_reads(strict, begin), 300);
   EXPECT_EQ(strict.own_tokens(), 300);

@@ -253,8 +253,12 @@ Forward& DecodeLoop::pass_of(const ActiveAnswer& one, std::size_t piece) {
   if (turn_pass_ && turn_pass_->chunk() >= static_cast<std::int64_t>(piece)) return *turn_pass_;
   end_turn();
   const auto left = static_cast<std::int64_t>(one.prompt.size() - one.read);
-  turn_pass_ = std::make_unique<Forward>(model_.config, model_.weights, model_.device.compute(),
-                                         std::min(left, most_turn_piece));
+  try {
+    turn_pass_ = std::make_unique<Forward>(model_.config, model_.weights, model_.device.compute(),
+                                           std::min(left, most_turn_piece));
+  } catch (const OutOfMemory&) {  // of the device: shorter pieces go through what there is
+    return **lease_;
+  }
   return *turn_pass_;
 }
 
@@ -270,8 +274,9 @@ void DecodeLoop::read_chunk(ActiveAnswer& member) {
     if (one->read == 0) model_.check_reach(one->length);
     const Stopwatch reading;
     const std::span<const Token> left = std::span<const Token>(one->prompt).subspan(one->read);
-    const auto piece = left.first(piece_of(*one));
+    auto piece = left.first(piece_of(*one));
     pass_ = &pass_of(*one, piece.size());
+    piece = piece.first(std::min(piece.size(), static_cast<std::size_t>(pass_->chunk())));
     one->reading.chunk(std::ssize(piece), [&] {
       model_.blaming_weights([&] {
         pass_->run(piece, one->session->tokens(), one->length, TextLayers::of(*one->session));
