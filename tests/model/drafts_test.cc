@@ -15,6 +15,7 @@
 #include "src/session/past_tokens.h"
 #include "src/store/token_index.h"
 #include "tests/support/bundled_model.h"
+#include "tests/support/failing.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
@@ -409,6 +410,35 @@ TEST_F(DraftedText, IsTheSameInABatch) {
   const GenerateResult some = batch.remove(id);
   EXPECT_GT(some.accepted, 0);
   EXPECT_EQ(removed.own_tokens(), 40 + std::ssize(some.tokens) - 1);
+}
+
+// Sessions that find no room for a joint step take it one by one, without drafts.
+TEST_F(DraftedText, IsTheSameWithoutRoomForAJointStep) {
+  const std::span<const Token> prompts[] = {prompt(), std::span(text()).subspan(120, 40)};
+  std::vector<Token> wanted[2];
+  for (std::size_t i = 0; i < 2; ++i) {
+    Session alone(context());
+    wanted[i] =
+        model().generate(alone, prompts[i], {.max_tokens = 40, .draft = Draft::none}).tokens;
+  }
+  Session sessions[] = {Session(context()), Session(context())};
+  GenerationBatch batch(model());
+  for (std::size_t i = 0; i < 2; ++i) batch.add(sessions[i], prompts[i], {.max_tokens = 40});
+  std::int64_t failures = 0;
+  while (batch.size() > 0) {
+    const ::test::FailingAt failing(
+        1, [] { throw OutOfMemory("rows", 4096, 0, "ask for fewer tokens"); });
+    const bool joint = batch.size() == 2 && batch.reading() == 0;
+    if (!joint) fault_hook = nullptr;
+    for (const auto& done : batch.step()) {
+      const auto i = static_cast<std::size_t>(done.id);
+      ASSERT_FALSE(done.error);
+      EXPECT_EQ(done.result.tokens, wanted[i]) << i;
+      EXPECT_EQ(sessions[i].own_tokens(), 40 + 40 - 1) << i;
+    }
+    if (joint && ::test::FailingAt::reached_after() >= 0) ++failures;
+  }
+  EXPECT_GT(failures, 10);
 }
 
 TEST_F(DraftedText, IsFoundByForksAndInFiles) {

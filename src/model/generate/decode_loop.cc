@@ -374,7 +374,8 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
     one->drafted = one->accepted = 0;
   }
   ActiveAnswer& first = *those[0];
-  if (those.size() == 1) draft(first);
+  // Of several that step one by one, the next would take the memory of what a draft's step gave.
+  if (stepped_.size() == 1) draft(first);
   const std::size_t drafted = first.drafted;
   tokens_.insert(tokens_.end(), first.draft.tokens.begin(),
                  first.draft.tokens.begin() + static_cast<std::ptrdiff_t>(drafted));
