@@ -486,7 +486,10 @@ TEST_P(TurnsInSessions, OfManyTokensAreReadInParts) {
     EXPECT_TRUE(std::equal(outs.out[layer].begin() + from, outs.out[layer].end(),
                            wanted.out[layer].begin() + from));
   }
-  EXPECT_EQ(numbers(whole.turn_shares()), numbers(parts.turn_shares()));
+  const std::vector<double> of_whole = numbers(whole.turn_shares());
+  const std::vector<double> of_parts = numbers(parts.turn_shares());
+  for (std::size_t i = 0; i < of_whole.size(); ++i)
+    EXPECT_NEAR(of_whole[i] / of_parts[i], 1, 1e-6);  // a device sums in any order
 }
 
 // Tiles of a device hold rows of both.
