@@ -47,6 +47,8 @@ holds 'and are among the flags' grep -q '^run .* --prefill-window 512 --prefill-
 plan -c 8K --mem 4GiB
 holds 'a short text is read densely' grep -q '^prefill   dense: 0[.]4 TFLOP, 4[.][0-9] s at 100 GFLOP/s$' out
 holds 'of which no command needs to be told' test "$(grep -c -e '--prefill' out)" -eq 0
+plan -c 39700 --mem 4GiB --prefill dense
+holds 'almost ten of them are ten' grep -q '^prefill   dense: 10 TFLOP, ' out
 if "$topkv" plan "$model" -c 32K --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
   holds 'as a GPU reads longer ones' grep -q '^prefill   dense: [0-9]* TFLOP$' out
 fi

@@ -73,7 +73,7 @@ struct Reading {
   std::string text_of(double flop) const {
     const double tera = flop / 1e12;
     const std::string text =
-        (tera < 10 ? fmt::format("{:.1g}", tera) : format_grouped(std::llround(tera))) + " TFLOP";
+        (tera < 9.5 ? fmt::format("{:.1g}", tera) : format_grouped(std::llround(tera))) + " TFLOP";
     return host ? fmt::format("{}, {} at {:.0f} GFLOP/s", text, format_seconds(flop / host_flops),
                               host_flops / 1e9)
                 : text;
