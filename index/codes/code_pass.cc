@@ -236,7 +236,8 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, all.end - at);
     const std::int64_t padded = whole_value_blocks(count);
-    score_codes(index->codes(), keys.bytes(), work.weights(), at, count, scores.data(), code_tile);
+    score_codes(index->codes(), keys.bytes(), work.weights(), at, count, scores.data(), code_tile,
+                code_tile);
     // A few, of those that follow.
     const auto end =
         std::find_if(rare.begin(), rare.end(), [&](std::int64_t row) { return row >= at + count; });
@@ -274,8 +275,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
     }
     if (tail == nullptr) continue;
     add_tile(tail->coder(), tail->codes(), at, count, work.estimates, scores.data(), highs,
-             std::span(own.sums).first(queries),
-             keys.of_keys(index->codes(), at + count, std::min(code_tile, all.end - at - count)));
+             std::span(own.sums).first(queries));
   }
 }
 

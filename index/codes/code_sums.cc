@@ -128,8 +128,7 @@ void prefetch(std::span<const std::uint8_t> bytes) {
 
 void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t first,
               std::int64_t count, std::span<const ScoreEstimate> estimates, float* scores,
-              std::span<const float> highs, std::span<CodeSums> sums,
-              std::span<const std::uint8_t> next) {
+              std::span<const float> highs, std::span<CodeSums> sums) {
   struct Workspace {
     std::vector<std::uint8_t> weights;
     std::vector<WeightedTile> weighted;
@@ -140,9 +139,6 @@ void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t f
   weighted.clear();
   const std::int64_t padded = whole_value_blocks(count);
   for (std::size_t q = 0; q < sums.size(); ++q) {
-    // Not all of it at once: a processor waits for few lines at a time.
-    const std::size_t asked = next.size() * q / sums.size();
-    prefetch(next.subspan(asked, next.size() * (q + 1) / sums.size() - asked));
     float* of = scores + static_cast<std::int64_t>(q) * code_tile;
     float high = highs[q];
     if (estimates[q].changes(high)) {

@@ -80,11 +80,9 @@ void prefetch(std::span<const std::uint8_t> bytes);
 
 /// Adds keys first to first + count - 1 (first: a multiple of value_block) to the sums of each
 /// query: scores[q * code_tile + i], -inf for those that are left out, which it overwrites. highs:
-/// the largest of each query's. codes: of all values; unused where the coder has none. next: keys'
-/// codes that memory brings meanwhile.
+/// the largest of each query's. codes: of all values; unused where the coder has none.
 void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t first,
               std::int64_t count, std::span<const ScoreEstimate> estimates, float* scores,
-              std::span<const float> highs, std::span<CodeSums> sums,
-              std::span<const std::uint8_t> next);
+              std::span<const float> highs, std::span<CodeSums> sums);
 
 }  // namespace topkv

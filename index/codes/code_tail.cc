@@ -85,7 +85,7 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSu
   const KeyCoder& keys = index_.coder();
   for (std::int64_t at = piece.begin; at < piece.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, piece.end - at);
-    score_codes(index_.codes(), keys.bytes(), pass.tables, at, count, scores, code_tile);
+    score_codes(index_.codes(), keys.bytes(), pass.tables, at, count, scores, code_tile, code_tile);
     for (std::size_t q = 0; q < sums.size(); ++q) {
       float* of = scores + static_cast<std::int64_t>(q) * code_tile;
       if (pass.softcap > 0) soft_cap(of, code_tile, pass.softcap);  // whole vectors: alike
@@ -94,8 +94,7 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSu
       leave_out(index_.rare(), at, count, of);
       highs[q] = max_of(of, whole_value_blocks(count));
     }
-    add_tile(coder_, codes_.data(), at, count, pass.estimates, scores, highs, sums,
-             keys.of_keys(index_.codes(), at + count, std::min(code_tile, piece.end - at - count)));
+    add_tile(coder_, codes_.data(), at, count, pass.estimates, scores, highs, sums);
   }
 }
 

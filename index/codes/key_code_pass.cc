@@ -27,7 +27,8 @@ using Sums = hn::Repartition<std::int32_t, Bytes>;
 using Floats = hn::Repartition<float, Bytes>;
 
 constexpr std::int64_t quarters = 4;  // vectors of sums for as many keys as a vector has bytes
-constexpr std::int64_t groups_at_once = 8;  // of 4 bytes: their sums fit into 16 bits
+// Groups of 4 bytes added up at a time: 16 bits hold the sums of 8 groups, 32 bits hold all.
+constexpr std::int64_t groups_at_once = HWY_TARGET <= HWY_AVX3_DL ? 32 : 8;
 
 constexpr std::int64_t queries_at_once = HWY_TARGET <= HWY_AVX3 ? 4 : 2;  // as registers hold sums
 
@@ -83,7 +84,8 @@ HWY_INLINE void store_in_order(const hn::Vec<Floats> (&v)[quarters], float* to) 
 /// Scores of the keys of a block from number `first` on, as many as a vector has bytes.
 template <std::int64_t count>
 HWY_INLINE void score_vector(const std::uint8_t* block, std::int64_t bytes, std::int64_t first,
-                             const SlotWeights* queries, float* scores, std::int64_t stride) {
+                             const SlotWeights* queries, float* scores, std::int64_t stride,
+                             std::int64_t ahead) {
   const Bytes d8;
   const Pairs d16;
   const Sums d32;
@@ -101,6 +103,8 @@ HWY_INLINE void score_vector(const std::uint8_t* block, std::int64_t bytes, std:
     }
     for (std::int64_t g = begin; g < std::min(groups, begin + groups_at_once); ++g) {
       const auto plane = [&](std::int64_t b) HWY_ATTR {
+        // Into the cache of the second level: other work comes before the line is read.
+        __builtin_prefetch(block + (4 * g + b) * code_block + first + ahead, 0, 2);
         return 4 * g + b < bytes ? hn::LoadU(d8, block + (4 * g + b) * code_block + first)
                                  : hn::Zero(d8);
       };
@@ -151,10 +155,11 @@ HWY_INLINE void score_vector(const std::uint8_t* block, std::int64_t bytes, std:
 /// Scores of the keys of a block.
 template <std::int64_t count>
 HWY_INLINE void score_block(const std::uint8_t* block, std::int64_t bytes,
-                            const SlotWeights* queries, float* scores, std::int64_t stride) {
+                            const SlotWeights* queries, float* scores, std::int64_t stride,
+                            std::int64_t ahead) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(Bytes()));
   for (std::int64_t first = 0; first < code_block; first += lanes)
-    score_vector<count>(block, bytes, first, queries, scores + first, stride);
+    score_vector<count>(block, bytes, first, queries, scores + first, stride, ahead);
 }
 
 #else
@@ -164,7 +169,7 @@ constexpr std::int64_t queries_at_once = 1;
 /// As above, for other processors.
 template <std::int64_t count>
 void score_block(const std::uint8_t* block, std::int64_t bytes, const SlotWeights* queries,
-                 float* scores, std::int64_t /*stride*/) {
+                 float* scores, std::int64_t /*stride*/, std::int64_t /*ahead*/) {
   static_assert(count == 1);
   std::int32_t sums[code_block] = {};
   for (std::int64_t b = 0; b < bytes; ++b) {
@@ -184,20 +189,21 @@ void score_block(const std::uint8_t* block, std::int64_t bytes, const SlotWeight
 
 template <std::int64_t some>
 void score_blocks(const std::uint8_t* codes, std::int64_t bytes, const SlotWeights* queries,
-                  std::int64_t count, float* scores, std::int64_t stride) {
+                  std::int64_t count, float* scores, std::int64_t stride, std::int64_t ahead) {
   for (std::int64_t at = 0; at < count; at += code_block)
-    score_block<some>(codes + at * bytes, bytes, queries, scores + at, stride);
+    score_block<some>(codes + at * bytes, bytes, queries, scores + at, stride, ahead);
 }
 
 /// Of whole blocks, few enough to be still near when the next queries read them.
 void score_queries(const std::uint8_t* codes, std::int64_t bytes,
                    std::span<const SlotWeights> queries, std::int64_t count, float* scores,
-                   std::int64_t stride) {
+                   std::int64_t stride, std::int64_t ahead) {
   const std::int64_t all = std::ssize(queries);
   for (std::int64_t q = 0; q < all;) {
     const auto score = [&](auto some) {
       score_blocks<std::min<std::int64_t>(decltype(some)::value, queries_at_once)>(
-          codes, bytes, &queries[static_cast<std::size_t>(q)], count, scores + q * stride, stride);
+          codes, bytes, &queries[static_cast<std::size_t>(q)], count, scores + q * stride, stride,
+          ahead);
     };
     const std::int64_t some = std::min(all - q, queries_at_once);
     if (some == 4) score(std::integral_constant<std::int64_t, 4>());
@@ -210,18 +216,18 @@ void score_queries(const std::uint8_t* codes, std::int64_t bytes,
 
 void score_codes_any(const std::uint8_t* codes, std::int64_t bytes,
                      std::span<const SlotWeights> queries, std::int64_t count, float* scores,
-                     std::int64_t stride) {
+                     std::int64_t stride, std::int64_t ahead) {
   constexpr std::int64_t keys_at_once = 4 * code_block;
   const std::int64_t whole = count / code_block * code_block;
   for (std::int64_t at = 0; at < whole; at += keys_at_once) {
     score_queries(codes + at * bytes, bytes, queries, std::min(keys_at_once, whole - at),
-                  scores + at, stride);
+                  scores + at, stride, ahead);
   }
   if (whole == count) return;
   float last[code_block];
   for (std::int64_t q = 0; q < std::ssize(queries); ++q) {
     score_queries(codes + whole * bytes, bytes, queries.subspan(static_cast<std::size_t>(q), 1),
-                  code_block, last, code_block);
+                  code_block, last, code_block, ahead);
     std::copy_n(last, count - whole, scores + q * stride + whole);
   }
 }
@@ -237,9 +243,9 @@ HWY_EXPORT(score_codes_any);
 
 void score_codes(const std::uint8_t* codes, std::int64_t bytes,
                  std::span<const SlotWeights> queries, std::int64_t first, std::int64_t count,
-                 float* scores, std::int64_t stride) {
+                 float* scores, std::int64_t stride, std::int64_t ahead) {
   HWY_DYNAMIC_DISPATCH(score_codes_any)
-  (codes + first * bytes, bytes, queries, count, scores, stride);
+  (codes + first * bytes, bytes, queries, count, scores, stride, ahead * bytes);
 }
 
 }  // namespace topkv

@@ -125,9 +125,10 @@ class KeyCoder {
 };
 
 /// scores[q * stride + i]: of key first + i with query q. codes: of all keys, each of so many
-/// bytes; first: a multiple of code_block; count: any.
+/// bytes; first: a multiple of code_block; count: any. ahead: memory brings the codes of the keys
+/// from first + ahead on meanwhile, for the next call; 0 for calls that do not read in order.
 void score_codes(const std::uint8_t* codes, std::int64_t bytes,
                  std::span<const SlotWeights> queries, std::int64_t first, std::int64_t count,
-                 float* scores, std::int64_t stride);
+                 float* scores, std::int64_t stride, std::int64_t ahead = 0);
 
 }  // namespace topkv

@@ -51,11 +51,24 @@ HWY_INLINE void map(const float* a, const float* b, std::int64_t count, float* o
 
 float max_of_any(const float* x, std::int64_t count) {
   const Floats d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   auto best = hn::Set(d, -std::numeric_limits<float>::infinity());
+  // Four chains, as each maximum waits for the one before it.
+  auto second = best;
+  auto third = best;
+  auto fourth = best;
+  std::int64_t at = 0;
+  for (; at + 4 * lanes <= count; at += 4 * lanes) {
+    best = hn::Max(best, hn::LoadU(d, x + at));
+    second = hn::Max(second, hn::LoadU(d, x + at + lanes));
+    third = hn::Max(third, hn::LoadU(d, x + at + 2 * lanes));
+    fourth = hn::Max(fourth, hn::LoadU(d, x + at + 3 * lanes));
+  }
+  best = hn::Max(hn::Max(best, second), hn::Max(third, fourth));
   float rest = -std::numeric_limits<float>::infinity();
   each(
-      count, [&](std::int64_t i) { best = hn::Max(best, hn::LoadU(d, x + i)); },
-      [&](std::int64_t i) { rest = std::max(rest, x[i]); });
+      count - at, [&](std::int64_t i) { best = hn::Max(best, hn::LoadU(d, x + at + i)); },
+      [&](std::int64_t i) { rest = std::max(rest, x[at + i]); });
   return std::max(rest, hn::GetLane(hn::MaxOfLanes(d, best)));
 }
 
