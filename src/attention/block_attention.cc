@@ -35,6 +35,39 @@ void attend_tile(const QueryTile& tile, const RowSpan& span, PositionRange keys,
   end_tile(tile, s, out_row);
 }
 
+/// The partial of one token's heads of a group over the positions [begin, end) of a span that the
+/// token sees. It is the same whatever other tokens there are.
+void attend_token(const AttentionShape& shape, const TokenQueries& queries,
+                  const CausalWindow& visible, std::int64_t token, std::int64_t head,
+                  const RowSpan& span, PositionRange positions, PartialView out) {
+  thread_local std::vector<std::int64_t> rows;
+  thread_local Partial behind;
+  const std::int64_t p = queries.first + token;
+  const std::int64_t end = std::min(positions.end, p + 1);
+  const std::int64_t window = visible.begin(p);
+  const std::int64_t border = span.first + span.rows.count();
+  const auto attend = [&](const RowsView& view, PositionRange of_view, PartialView to) {
+    rows.clear();
+    const auto add = [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t x = std::max(first, of_view.begin); x < std::min(last, of_view.end); ++x)
+        rows.push_back(x - of_view.begin);
+    };
+    add(positions.begin, std::min({visible.sinks, window, end}));
+    add(std::max(positions.begin, window), end);
+    attend_rows(queries.query(token, head), view, rows, shape.softmax_scale(), to, shape.softcap);
+  };
+  if (span.rows.count() > 0) {
+    attend(span.rows, {span.first, border}, out);
+  } else {
+    std::fill_n(out.out, out.heads * out.head_dim, 0.0F);
+    std::fill_n(out.lse, out.heads, empty_lse);
+  }
+  if (span.more.count() == 0) return;
+  behind.reset(out.heads, out.head_dim);
+  attend(span.more, {border, span.end()}, behind.view());
+  merge(out, behind.view());
+}
+
 }  // namespace
 
 RowSpan RowSpan::part(PositionRange positions) const {
@@ -51,10 +84,12 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
   const std::int64_t kv_heads = std::ssize(spans);
   const std::int64_t group = queries.heads / kv_heads;
   const std::int64_t d = queries.head_dim;
-  // A few tokens each have a tile of their own, and attend as if they came one by one.
-  const bool few = queries.tokens <= few_step_tokens;
-  const std::int64_t tile_tokens = few ? 1 : std::max<std::int64_t>(1, query_tile / group);
+  const std::int64_t tile_tokens = std::max<std::int64_t>(1, query_tile / group);
   const std::int64_t tiles = (queries.tokens + tile_tokens - 1) / tile_tokens;
+  const std::int64_t rows = spans[0].count();
+  const std::int64_t splits =
+      visible.window == 0 ? std::max<std::int64_t>(1, (rows + rows_per_task - 1) / rows_per_task)
+                          : 1;
 
   const auto tile_of = [&](std::int64_t head, std::int64_t index) {
     return QueryTile{queries,
@@ -67,12 +102,6 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
                      shape.softmax_scale(),
                      shape.softcap};
   };
-  // Of the rows before the tile's last token, so that later tokens change nothing.
-  const auto splits_of = [&](const QueryTile& tile, const RowSpan& span) {
-    if (visible.window > 0) return std::int64_t{1};
-    const std::int64_t rows = std::min(span.end(), queries.first + tile.end) - span.first;
-    return std::max<std::int64_t>(1, (rows + rows_per_task - 1) / rows_per_task);
-  };
   const auto place = [&](const QueryTile& tile, std::int64_t row) {
     return (tile.begin + row / group) * queries.heads + tile.head + row % group;
   };
@@ -81,7 +110,6 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
     for (std::int64_t i = begin; i < end; ++i) {
       const QueryTile tile = tile_of(i / tiles, i % tiles);
       const RowSpan& span = spans[i / tiles];
-      const std::int64_t splits = splits_of(tile, span);
       if (splits == 1) {
         attend_tile(tile, span, {span.first, span.end()}, [&](std::int64_t row) {
           const std::int64_t at = place(tile, row);
@@ -109,6 +137,45 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
         std::copy_n(pieces[0].out().data() + row * d, d, out.out + at * d);
         out.lse[at] = pieces[0].lse()[static_cast<std::size_t>(row)];
       }
+    }
+  });
+}
+
+void attend_few_tokens(const AttentionShape& shape, const TokenQueries& queries,
+                       const CausalWindow& visible, std::span<const RowSpan> spans,
+                       PartialView out) {
+  const std::int64_t group = queries.heads / std::ssize(spans);
+  const std::int64_t tasks = std::ssize(spans) * queries.tokens;
+  parallel_for(tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      check_stop();
+      const std::int64_t kv_head = task / queries.tokens;
+      const std::int64_t token = task % queries.tokens;
+      const std::int64_t head = kv_head * group;
+      const RowSpan& span = spans[static_cast<std::size_t>(kv_head)];
+      const PartialView part = out.part(token * queries.heads + head, group);
+      const std::int64_t last = std::min(span.end(), queries.first + token + 1);
+      const std::int64_t splits =
+          visible.window == 0 ? (last - span.first + rows_per_task - 1) / rows_per_task : 1;
+      if (splits <= 1) {
+        attend_token(shape, queries, visible, token, head, span, {span.first, span.end()}, part);
+        continue;
+      }
+      std::vector<Partial> pieces(static_cast<std::size_t>(splits));
+      parallel_for(splits, 1, [&](std::int64_t first, std::int64_t stop) {
+        for (std::int64_t piece = first; piece < stop; ++piece) {
+          check_stop();
+          pieces[static_cast<std::size_t>(piece)].reset(group, queries.head_dim);
+          const std::int64_t from = span.first + piece * rows_per_task;
+          attend_token(shape, queries, visible, token, head, span,
+                       {from, std::min(from + rows_per_task, last)},
+                       pieces[static_cast<std::size_t>(piece)].view());
+        }
+      });
+      for (std::size_t piece = 1; piece < pieces.size(); ++piece)
+        merge(pieces[0].view(), pieces[piece].view());
+      std::ranges::copy(pieces[0].out(), part.out);
+      std::ranges::copy(pieces[0].lse(), part.lse);
     }
   });
 }

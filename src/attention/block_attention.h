@@ -63,4 +63,10 @@ inline constexpr std::int64_t few_step_tokens = 16;
 void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
                    const CausalWindow& visible, std::span<const RowSpan> spans, PartialView out);
 
+/// attend_tokens for a few tokens, each of which attends by itself: its partial is the same, bit
+/// for bit, whatever other tokens there are, and whatever rows the spans have after it.
+void attend_few_tokens(const AttentionShape& shape, const TokenQueries& queries,
+                       const CausalWindow& visible, std::span<const RowSpan> spans,
+                       PartialView out);
+
 }  // namespace topkv

@@ -14,7 +14,7 @@ void OwnRowsSource::contribute(Step& step) {
 }
 
 bool OwnRowsSource::attends_alone(const StepBlock& block) const {
-  return block.step.queries.tokens <= few_step_tokens && !session_.spec.has_row_rules;
+  return block.step.queries.tokens <= few_step_tokens;
 }
 
 void OwnRowsSource::attend_between(const StepBlock& block) {
@@ -62,7 +62,8 @@ void OwnRowsSource::attend(std::int64_t layer, const TokenQueries& queries, Part
   spans_.clear();
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head)
     spans_.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
-  attend_tokens(session_.shape, queries, {}, spans_, partial);
+  const auto attend = queries.tokens <= few_step_tokens ? attend_few_tokens : attend_tokens;
+  attend(session_.shape, queries, {}, spans_, partial);
   merge(into, partial);
   session_.times(layer).tail += attending.seconds();
 }

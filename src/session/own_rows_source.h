@@ -15,8 +15,7 @@ namespace topkv {
 ///
 /// A block of several tokens has two kinds: rows that no token of the block has in its window,
 /// which all tokens attend; and rows between, which only its later tokens do not have in their
-/// window. In a step of few tokens (few_step_tokens) without rules each token is a block of its
-/// own.
+/// window. In a step of few tokens (few_step_tokens) each token is a block of its own.
 class OwnRowsSource final : public AttentionSource {
  public:
   /// between: it attends both kinds. A search takes the rows between into its own selection
@@ -28,7 +27,7 @@ class OwnRowsSource final : public AttentionSource {
 
   /// Merges into the block's exact partial the rows that no token of the block has in its window.
   void attend(const StepBlock& block);
-  /// Returns the partial of the last attend. Valid if it had rows.
+  /// Returns the partial of the last attend.
   PartialView last() { return partial_.view(); }
 
   /// Adds rows between to the selection of each query of a KV head.

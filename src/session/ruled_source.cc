@@ -63,9 +63,11 @@ void RuledSource::contribute(Step& step) {
 
 void RuledSource::run_rounds(const StepBlock& round) {
   const std::int64_t layer = round.layer();
-  // Some of the session's own rows are attended, and no window holds them.
+  // Some of the session's own rows are attended, and the window of the last token lacks them.
   const bool own =
-      session_.between(session_.segments.back(), layer, round.queries.first).size() > 0;
+      session_
+          .between(session_.segments.back(), layer, round.queries.first + round.queries.tokens - 1)
+          .size() > 0;
   source_.attend_first(round);
   const std::int64_t first = session_.schedule.first(layer);
   for (std::int64_t rows = first; judge(round, rows < session_.schedule.k(layer));) {

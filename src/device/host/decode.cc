@@ -66,7 +66,8 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
     reach_fault("session.window");
     const AttentionShape& a = shape_.attention;
     part_.reset(queries_.tokens * a.q_heads, queries_.head_dim);
-    attend_tokens(a, queries_, shape_.always_attended(layer), rows, part_.view());
+    const auto attend = queries_.tokens <= few_step_tokens ? attend_few_tokens : attend_tokens;
+    attend(a, queries_, shape_.always_attended(layer), rows, part_.view());
     merge(out_.view(), part_.view());
   }
 
