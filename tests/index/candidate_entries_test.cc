@@ -59,10 +59,10 @@ class Choices {
 };
 
 /// A token of a group, and its search.
-struct Token {
+struct AskingToken {
   std::vector<float> queries = reference::random_bf16(given_group * given_dim, 7, 2.0F);
   std::vector<PositionRange> allowed;
-  explicit Token(PositionRange range) : allowed(given_group, range) {}
+  explicit AskingToken(PositionRange range) : allowed(given_group, range) {}
 
   SearchResult search(const RuleBasedIndex& index, std::int64_t k,
                       const CandidateEntries* given) const {
@@ -126,7 +126,7 @@ TEST(CandidateEntries, FindWhatTheIndexWouldFind) {
          {PositionRange{0, given_rows}, {4, 2900}, {13, 100}, {1500, 1580}, {2905, given_rows}}) {
       for (const std::int64_t k : {1, 40, 500}) {
         SCOPED_TRACE(spec + ", " + std::to_string(k) + " of " + std::to_string(range.size()));
-        const Token token(range);
+        const AskingToken token(range);
         if (index->takes_all(range.size(), k)) continue;
         const Given given(token.wanted(of, k), of.weighed);
         const Choices choices;
@@ -145,8 +145,8 @@ TEST(CandidateEntries, NoOthersAreFound) {
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
     const KeySummaries of = index->key_summaries();
-    Token token({0, given_rows});
-    Token away = token;
+    AskingToken token({0, given_rows});
+    AskingToken away = token;
     for (float& q : away.queries) q = -q;
     const std::int64_t k = 64;
     Given given(away.wanted(of, k), of.weighed);
@@ -173,7 +173,7 @@ TEST(CandidateEntries, ThatHoldTooFewRowsAreNotUsed) {
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
     const KeySummaries of = index->key_summaries();
-    const Token token({1500, 2900});
+    const AskingToken token({1500, 2900});
     const std::int64_t k = 64;
     Given given(token.wanted(of, k), of.weighed);
     // All of them but two do not exist.
