@@ -74,8 +74,9 @@ enum class Draft : std::uint8_t {
   /// with a rule (RetrievalOptions::mass, error) and with dual chunk attention.
   automatic,
   none,  ///< drafts nothing
-  /// Drafts on a CUDA device and with a rule, too. Steps of several tokens differ there by rounding
-  /// from steps of one token, so that near ties may be decided in another way.
+  /// Drafts on a CUDA device, with a rule and with the index squeezed, too. Steps of several tokens
+  /// differ there from steps of one token, by rounding or by the rows that they find, so that
+  /// answers may differ.
   lookup,
 };
 
