@@ -441,6 +441,34 @@ TEST_F(DraftedText, IsTheSameWithoutRoomForAJointStep) {
   EXPECT_GT(failures, 10);
 }
 
+// A step that finds no room is made again without its draft.
+TEST_F(DraftedText, IsTheSameWithoutRoomForADraft) {
+  Session plain(context());
+  const std::vector<Token> wanted =
+      model().generate(plain, prompt(), {.max_tokens = 40, .draft = Draft::none}).tokens;
+  std::int64_t gone_on = 0;
+  for (std::int64_t failing_step = 1; failing_step <= 12; ++failing_step) {
+    Session session(context());
+    GenerationBatch batch(model());
+    batch.add(session, prompt(), {.max_tokens = 40});
+    bool failed = false;
+    for (std::int64_t steps = 0; batch.size() > 0; ++steps) {
+      const ::test::FailingAt failing(
+          3, [] { throw OutOfMemory("rows", 4096, 0, "ask for fewer tokens"); });
+      const bool fails = batch.reading() == 0 && steps == failing_step;
+      if (!fails) fault_hook = nullptr;
+      for (const auto& done : batch.step()) {
+        if (done.error) continue;  // that step had no draft
+        EXPECT_EQ(done.result.tokens, wanted) << failing_step;
+        EXPECT_EQ(session.own_tokens(), std::ssize(prompt()) + 40 - 1) << failing_step;
+        if (failed) ++gone_on;
+      }
+      if (fails) failed = ::test::FailingAt::reached_after() >= 0;
+    }
+  }
+  EXPECT_GT(gone_on, 1);
+}
+
 TEST_F(DraftedText, IsFoundByForksAndInFiles) {
   const GenerateOptions options{.max_tokens = 30};
   const TempDirectory temp;

@@ -314,17 +314,18 @@ void DecodeLoop::feed() {
     watching(stepped_, [&] { one_by_one = !step_with_room(); });
   }
   if (!one_by_one) return;
-  for (ActiveAnswer* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}); });
+  for (ActiveAnswer* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}, false); });
 }
 
-/// False, and nothing has changed: there is no room for the rows of all, or for what their joint
-/// step works on. One by one only those fail that find none.
+/// False, and nothing has changed: there is no room for the rows of all and of a draft, or for what
+/// the step works on. One by one, and without drafts, only those fail that find none.
 bool DecodeLoop::step_with_room() {
   try {
-    step(stepped_);
+    // Of several that step one by one, the next would take the memory of what a draft's step gave.
+    step(stepped_, stepped_.size() == 1);
     return true;
   } catch (const OutOfMemory&) {
-    if (stepped_.size() == 1) throw;
+    if (stepped_.size() == 1 && stepped_[0]->drafted == 0) throw;
   }
   for (std::size_t i = 0; i < sessions_.size(); ++i)
     sessions_[i]->truncate(positions_[i] - sessions_[i]->context().tokens());
@@ -360,7 +361,7 @@ void DecodeLoop::draft(ActiveAnswer& one) {
       static_cast<std::size_t>(one.draft_length.choose(one.draft.matched, std::ssize(tokens)));
 }
 
-void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
+void DecodeLoop::step(std::span<ActiveAnswer* const> those, bool drafts) {
   sessions_.clear();
   tokens_.clear();
   positions_.clear();
@@ -374,8 +375,7 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
     one->drafted = one->accepted = 0;
   }
   ActiveAnswer& first = *those[0];
-  // Of several that step one by one, the next would take the memory of what a draft's step gave.
-  if (stepped_.size() == 1) draft(first);
+  if (drafts) draft(first);
   const std::size_t drafted = first.drafted;
   tokens_.insert(tokens_.end(), first.draft.tokens.begin(),
                  first.draft.tokens.begin() + static_cast<std::ptrdiff_t>(drafted));

@@ -135,7 +135,8 @@ class DecodeLoop {
   bool accept(ActiveAnswer& one);
   /// Takes back the tokens of a draft that were not accepted.
   void end_draft(ActiveAnswer& one);
-  void step(std::span<ActiveAnswer* const> those);
+  /// drafts: the first, which then steps alone, may draft.
+  void step(std::span<ActiveAnswer* const> those, bool drafts);
   /// Chooses what follows the last run's tokens from number `at` on. REQUIRES: those that choose
   /// from logits come first.
   void choose(std::int64_t at, std::span<ActiveAnswer* const> those);
