@@ -56,7 +56,7 @@ def generate(model, ids, cache, mask=None, tokens=STEPS, **how):
     return out.sequences[:, ids.shape[1] :], torch.stack(out.logits, dim=1)
 
 
-def assert_rows_as_alone(model, found, alone):
+def assert_rows_as_alone(model, found, alone, options=FEW):
     """found: of generate, for a batch; alone: of generate, for each row."""
     tokens, logits = found
     errors = torch.stack([(of - own[0]).abs().amax(dim=-1) for of, (_, own) in zip(logits, alone)])
@@ -64,12 +64,13 @@ def assert_rows_as_alone(model, found, alone):
         if model.dtype == torch.float32:
             assert torch.equal(tokens[row], own_tokens[0]), f"row {row}"
             # Two keys that score alike may change places in a step behind the texts: queries of a
-            # batch are rounded otherwise. That moves the logits of this step alone, and little.
+            # batch are rounded otherwise. That moves the logits of this step alone, and little. Where
+            # the mass that is met is nearly the mass wanted, more rows may be found: they move more.
             first, *behind = errors[row].tolist()
             *others, largest = [first, *sorted(behind)]
             bound = own_logits.abs().max()
             assert max(others, default=0) <= 1e-4 * bound, f"row {row}: {errors[row]}"
-            assert largest <= 1e-3 * bound, f"row {row}: {errors[row]}"
+            assert largest <= (1e-2 if "mass" in options else 1e-3) * bound, f"row {row}: {errors[row]}"
         else:  # tokens may be another near tie's; up to the first the logits agree
             assert (logits[row, 0] - own_logits[0, 0]).abs().max() <= 0.1 * own_logits.abs().max()
 
@@ -85,7 +86,7 @@ def test_texts_of_different_lengths_go_on_as_each_alone(family, options, device)
     cache = TopkCache(model.config, **options)
     found = generate(model, ids, cache, mask)
     alone = [generate(model, text, TopkCache(model.config, **options)) for text in texts]
-    assert_rows_as_alone(model, found, alone)
+    assert_rows_as_alone(model, found, alone, options)
     assert [context.tokens for context in cache.contexts] == list(LENGTHS)
     assert [session.own_tokens for session in cache.sessions] == [STEPS - 1] * 3
     assert len(cache.stats()) == 3
@@ -140,7 +141,7 @@ def test_questions_of_different_lengths_about_one_text_are_answered_as_each_alon
         generate(model, torch.cat((text, question), dim=1), cache.session())
         for question in questions
     ]
-    assert_rows_as_alone(model, found, alone)
+    assert_rows_as_alone(model, found, alone, options)
     assert session.context is cache.context and session.contexts == [cache.context]
     own = [question.shape[1] + STEPS - 1 for question in questions]
     assert [x.own_tokens for x in session.sessions] == own
