@@ -35,6 +35,25 @@ void attend_tile(const QueryTile& tile, const RowSpan& span, PositionRange keys,
   end_tile(tile, s, out_row);
 }
 
+/// The partial of `heads` heads over positions: partials over pieces of them, which
+/// attend(piece, view) makes, merged in order.
+template <class Attend>
+Partial attend_in_pieces(PositionRange positions, std::int64_t heads, std::int64_t head_dim,
+                         const Attend& attend) {
+  const std::int64_t count = (positions.size() + rows_per_task - 1) / rows_per_task;
+  std::vector<Partial> pieces(static_cast<std::size_t>(count));
+  parallel_for(count, 1, [&](std::int64_t first, std::int64_t stop) {
+    for (std::int64_t i = first; i < stop; ++i) {
+      Partial& piece = pieces[static_cast<std::size_t>(i)];
+      piece.reset(heads, head_dim);
+      const std::int64_t from = positions.begin + i * rows_per_task;
+      attend(PositionRange{from, std::min(from + rows_per_task, positions.end)}, piece.view());
+    }
+  });
+  for (std::size_t i = 1; i < pieces.size(); ++i) merge(pieces[0].view(), pieces[i].view());
+  return std::move(pieces[0]);
+}
+
 /// The partial of one token's heads of a group over the positions [begin, end) of a span that the
 /// token sees. It is the same whatever other tokens there are.
 void attend_token(const AttentionShape& shape, const TokenQueries& queries,
@@ -119,23 +138,16 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
       }
       // Dense attention over many rows: partials over pieces, merged in order.
       const std::int64_t m = tile.count();
-      std::vector<Partial> pieces(static_cast<std::size_t>(splits));
-      parallel_for(splits, 1, [&](std::int64_t first, std::int64_t stop) {
-        for (std::int64_t piece = first; piece < stop; ++piece) {
-          pieces[piece].reset(m, d);
-          const PartialView view = pieces[piece].view();
-          const std::int64_t from = span.first + piece * rows_per_task;
-          attend_tile(
-              tile, span, {from, std::min(from + rows_per_task, span.end())},
-              [&](std::int64_t row) { return std::pair(view.out + row * d, view.lse + row); });
-        }
-      });
-      for (std::int64_t piece = 1; piece < splits; ++piece)
-        merge(pieces[0].view(), pieces[piece].view());
+      const Partial whole = attend_in_pieces(
+          {span.first, span.end()}, m, d, [&](const PositionRange& piece, PartialView view) {
+            attend_tile(tile, span, piece, [&](std::int64_t row) {
+              return std::pair(view.out + row * d, view.lse + row);
+            });
+          });
       for (std::int64_t row = 0; row < m; ++row) {
         const std::int64_t at = place(tile, row);
-        std::copy_n(pieces[0].out().data() + row * d, d, out.out + at * d);
-        out.lse[at] = pieces[0].lse()[static_cast<std::size_t>(row)];
+        std::copy_n(whole.out().data() + row * d, d, out.out + at * d);
+        out.lse[at] = whole.lse()[static_cast<std::size_t>(row)];
       }
     }
   });
@@ -161,21 +173,14 @@ void attend_few_tokens(const AttentionShape& shape, const TokenQueries& queries,
         attend_token(shape, queries, visible, token, head, span, {span.first, span.end()}, part);
         continue;
       }
-      std::vector<Partial> pieces(static_cast<std::size_t>(splits));
-      parallel_for(splits, 1, [&](std::int64_t first, std::int64_t stop) {
-        for (std::int64_t piece = first; piece < stop; ++piece) {
-          check_stop();
-          pieces[static_cast<std::size_t>(piece)].reset(group, queries.head_dim);
-          const std::int64_t from = span.first + piece * rows_per_task;
-          attend_token(shape, queries, visible, token, head, span,
-                       {from, std::min(from + rows_per_task, last)},
-                       pieces[static_cast<std::size_t>(piece)].view());
-        }
-      });
-      for (std::size_t piece = 1; piece < pieces.size(); ++piece)
-        merge(pieces[0].view(), pieces[piece].view());
-      std::ranges::copy(pieces[0].out(), part.out);
-      std::ranges::copy(pieces[0].lse(), part.lse);
+      const Partial whole =
+          attend_in_pieces({span.first, last}, group, queries.head_dim,
+                           [&](const PositionRange& piece, PartialView view) {
+                             check_stop();
+                             attend_token(shape, queries, visible, token, head, span, piece, view);
+                           });
+      std::ranges::copy(whole.out(), part.out);
+      std::ranges::copy(whole.lse(), part.lse);
     }
   });
 }
