@@ -9,6 +9,7 @@
 #include "index/common/scratch.h"
 #include "index/common/topk_stream.h"
 #include "src/core/math/find_above_threshold.h"
+#include "src/core/math/ranked_score.h"
 #include "src/core/math/vector_math.h"
 #include "src/core/threads/stopping.h"
 #include "src/core/threads/threads.h"
@@ -51,10 +52,10 @@ struct CodePass::Work {
   std::vector<double> deviations;        // likewise
   std::vector<float> thresholds;         // likewise
   std::vector<ScoreEstimate> estimates;  // likewise
-  // Of a token's sample, per head:
-  std::vector<TopKStream> sampled;
-  std::vector<std::int64_t> counted;  // keys
-  std::vector<float> scores;
+  // Of a token's sample:
+  std::vector<float> scores;  // [heads, keys]
+  std::vector<float> room;    // of a head
+  std::vector<std::int32_t> above;
   std::vector<Piece> pieces;
 
   std::span<SlotWeights> weights() { return std::span(all_weights).first(queries); }
@@ -152,12 +153,8 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
                        : std::max(steady_rank, static_cast<std::int64_t>(part_of(sampled)));
   };
   const std::size_t heads = thresholds.size();
-  if (work.sampled.size() < heads) work.sampled.resize(heads);
-  for (std::size_t g = 0; g < heads; ++g) {
-    work.sampled[g].reset(rank_of(samples * code_block) + 1, -std::numeric_limits<float>::max());
-  }
-  work.counted.assign(heads, 0);
-  work.scores.resize(heads * code_block);
+  const std::int64_t most = samples * code_block;
+  work.scores.resize(heads * static_cast<std::size_t>(most));
   const auto block_at = [&](std::int64_t i) {
     return (first_block + sampled_block(blocks, samples, i)) * code_block;
   };
@@ -166,34 +163,35 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
     const std::int64_t count = std::min(code_block, rows.count() - first);
     if (i + ahead < samples)
       prefetch(index->coder().of_keys(index->codes(), block_at(i + ahead), 1));
-    score_codes(index->codes(), index->coder().bytes(), weights, first, count, work.scores.data(),
-                code_block);
+    float* of_block = work.scores.data() + i * code_block;
+    score_codes(index->codes(), index->coder().bytes(), weights, first, count, of_block, most);
     for (std::size_t g = 0; g < heads; ++g) {
-      float* of = work.scores.data() + g * code_block;
+      float* of = of_block + static_cast<std::int64_t>(g) * most;
       if (softcap > 0) soft_cap(of, code_block, softcap);
       leave_outside(allowed, first, count, of);
       leave_out(index->rare(), first, count, of);
-      work.counted[g] += count - std::count(of, of + count, no_threshold);
-      work.sampled[g].push(of, count, i * code_block);
     }
   }
   for (std::size_t g = 0; g < heads; ++g) {
-    const auto best = work.sampled[g].sorted();
-    const double part = part_of(work.counted[g]);
-    const std::int64_t rank = std::min(std::ssize(best), rank_of(work.counted[g]));
+    const float* of = work.scores.data() + static_cast<std::int64_t>(g) * most;
+    const std::int64_t sampled = count_from(of, most, std::numeric_limits<float>::lowest());
+    const double part = part_of(sampled);
+    const std::int64_t rank = std::min(sampled, rank_of(sampled));
     if (rank == 0) continue;
-    const auto at = static_cast<std::size_t>(rank);
-    // Just below it, so that scores equal to it are listed: there may be many of them.
-    float threshold = best[at - 1].score;
+    float threshold = ranked_score(of, most, rank, work.room);
     if (!all_sampled && rank > 1 && part < static_cast<double>(rank)) {
       // Further out than the sample tells: weights fall off as a power there, so that scores fall
       // off exponentially (Weissman 1978; the mean excess is Hill's estimator).
+      work.above.resize(static_cast<std::size_t>(most));
+      const std::int64_t found = find_above(of, most, threshold, work.above.data());
       double excess = 0;
-      for (std::size_t i = 0; i + 1 < at; ++i) excess += best[i].score - threshold;
+      for (std::int64_t i = 0; i < found; ++i)
+        excess += of[work.above[static_cast<std::size_t>(i)]] - threshold;
       threshold += static_cast<float>(excess / static_cast<double>(rank - 1) *
                                       std::log(static_cast<double>(rank) / part));
-      threshold = std::min(threshold, best[0].score + (softcap > 0 ? 0.0F : furthest));
+      threshold = std::min(threshold, max_of(of, most) + (softcap > 0 ? 0.0F : furthest));
     }
+    // Just below it, so that scores equal to it are listed: there may be many of them.
     thresholds[g] = std::nextafter(threshold, no_threshold);
   }
 }

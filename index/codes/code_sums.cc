@@ -14,13 +14,42 @@ constexpr float negligible = 30;        // a tile this far below adds less than 
 constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
 constexpr double largest_deviation = 1e6;
 
-/// log of the normal distribution.
-double log_normal(double z) {
-  if (z > -5) return std::log(0.5 * std::erfc(-z / std::sqrt(2.0)));
-  const double w = 1 / (z * z);
-  return -z * z / 2 - std::log(-z) - 0.5 * std::log(2 * 3.14159265358979323846) +
-         std::log1p(-w + 3 * w * w);
-}
+/// log of the normal distribution, between points 1/32 apart: two of them give value and slope, and
+/// a cubic through these is within 1e-9.
+class LogNormal {
+ public:
+  LogNormal() {
+    for (int i = 0; i < points; ++i) {
+      const double z = least + i * step;
+      values_[i] = std::log(0.5 * std::erfc(-z / std::sqrt(2.0)));
+      slopes_[i] = std::exp(-z * z / 2 - half_log_two_pi - values_[i]) * step;
+    }
+  }
+
+  double operator()(double z) const {
+    const double at = (z - least) / step;
+    if (at >= points - 1) return 0;
+    if (at < 0) {
+      const double w = 1 / (z * z);
+      return -z * z / 2 - std::log(-z) - half_log_two_pi + std::log1p(-w + 3 * w * w);
+    }
+    const int i = static_cast<int>(at);
+    const double u = at - i;
+    const double rise = values_[i + 1] - values_[i];
+    const double first = slopes_[i] - rise;
+    const double second = rise - slopes_[i + 1];
+    return values_[i] + u * (rise + (1 - u) * ((1 - u) * first + u * second));
+  }
+
+ private:
+  static constexpr double least = -16;
+  static constexpr double step = 1.0 / 32;
+  static constexpr int points = 24 * 32 + 1;  // up to 8
+  static constexpr double half_log_two_pi = 0.91893853320467274178;
+
+  double values_[points];
+  double slopes_[points];
+};
 
 }  // namespace
 
@@ -31,6 +60,7 @@ void ScoreEstimate::set(float ceiling, double deviation) {
   reach_ = variance + 4 * deviation;  // F is 1 beyond
   first_ = -8 * deviation;
   step_ = (reach_ - first_) / (entries - 1);
+  static const LogNormal log_normal;
   for (int i = 0; step_ > 0 && ceiling <= largest_score && i < entries; ++i) {
     const double t = (first_ + i * step_) / deviation;
     table_[i] = static_cast<float>(log_normal(t - deviation) - log_normal(t));
