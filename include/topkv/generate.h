@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -64,10 +65,13 @@ struct TokenLogprobs {
   std::vector<TokenLogprob> top;  ///< the likeliest tokens in order, the smaller id first if equal
 };
 
-/// Whether tokens are drafted from the text itself (prompt lookup). A draft is what followed the
-/// same tokens earlier, in the context or in the session. The model verifies it in one step of
-/// several tokens, and chooses each token from its own logits as it does without drafts. Greedy
-/// answers, and answers drawn with one seed, are the answers without drafts.
+class DraftModel;
+
+/// Whether tokens are drafted. A draft is what followed the same tokens earlier, in the context or
+/// in the session (prompt lookup). If nothing was found there, it is what a draft model says
+/// (GenerateOptions::draft_model). The model verifies the draft in one step of several tokens, and
+/// chooses each token from its own logits as it does without drafts. Greedy answers, and answers
+/// drawn with one seed, are the answers without drafts.
 enum class Draft : std::uint8_t {
   /// Drafts where a step of several tokens gives, bit for bit, what steps of one token give, and
   /// where drafts have been worth their time. That is on the host, except with the index squeezed,
@@ -90,8 +94,13 @@ Draft parse_draft(std::string_view name);
 struct GenerateOptions {
   std::int64_t max_tokens = 128;  ///< the most tokens of the answer; 0: the prompt is only read
   SamplingOptions sampling = {};
-  /// Whether tokens are drafted from the text. Answers that grow together with others are not.
+  /// Whether tokens are drafted. Answers that grow together with others are not drafted.
   Draft draft = Draft::automatic;
+  /// A smaller model that drafts tokens where the text itself has no draft. Null: there is none.
+  ///
+  /// It must have been opened for the model that generates. Draft::automatic drafts nothing on a
+  /// CUDA device and with dual chunk attention, and a draft model is refused there.
+  std::shared_ptr<const DraftModel> draft_model = {};
   /// Reports while the prompt is read: stage "prompt", in tokens. Model::generate_together counts
   /// the tokens of all prompts together.
   ProgressFn progress = {};
@@ -190,11 +199,13 @@ struct GenerateResult {
   Finish finish = Finish::caller;
   /// Tokens that were fed to the model after the prompt, without drafted tokens that were rejected.
   std::int64_t steps = 0;
-  std::int64_t drafted = 0;   ///< tokens of drafts
-  std::int64_t accepted = 0;  ///< tokens of drafts that the model chose
-  double prompt_seconds = 0;  ///< time of reading the prompt
-  double decode_seconds = 0;  ///< time of all steps after it
-  ForwardTimes times;         ///< times of the forward passes
+  std::int64_t drafted = 0;         ///< tokens of drafts
+  std::int64_t accepted = 0;        ///< tokens of drafts that the model chose
+  std::int64_t model_drafted = 0;   ///< of `drafted`, tokens that the draft model drafted
+  std::int64_t model_accepted = 0;  ///< of `accepted`, tokens that the draft model drafted
+  double prompt_seconds = 0;        ///< time of reading the prompt
+  double decode_seconds = 0;        ///< time of all steps after it
+  ForwardTimes times;               ///< times of the forward passes
 
   /// Returns the tokens of a step, on average: 1 without drafts, or without steps.
   double tokens_per_step() const {

@@ -569,6 +569,7 @@ class Model {
   struct Impl;  ///< for topkv itself
 
  private:
+  friend class DraftModel;
   friend class GenerationBatch;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -40,6 +40,7 @@
 
 namespace topkv {
 
+class DraftReading;
 class PastTokens;
 
 /// Which heads choose rows together.
@@ -300,6 +301,9 @@ struct SessionStats {
   /// Memory of the recurrent states that the session keeps of its own tokens: the last ones, and
   /// snapshots. Forks share it until they go on.
   std::int64_t states_bytes = 0;
+  /// Host memory of the rows and recurrent states that a draft model keeps of the session's text
+  /// (DraftModel). A fork begins with 0, because the draft model reads its text anew.
+  std::int64_t draft_bytes = 0;
   /// Memory of a CUDA device that codes or key summaries take. The context's part is there once for
   /// all sessions over it.
   std::int64_t device_index_bytes = 0;
@@ -539,6 +543,10 @@ class Session {
   std::shared_ptr<StateMemory> spare_state(std::int64_t layer);
   /// Returns the tokens of the context and of the session, as far as they are known.
   PastTokens& past_tokens();
+  /// Returns the text as a draft model has read it. Null: no draft model has.
+  std::unique_ptr<DraftReading>& draft_reading();
+  /// Sets SessionStats::draft_bytes.
+  void count_draft_bytes(std::int64_t bytes);
   /// Returns the most tokens of the next step for which each token gets, bit for bit, what steps of
   /// one token give it: at least 1.
   std::int64_t most_alike() const;

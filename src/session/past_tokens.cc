@@ -7,7 +7,7 @@
 namespace topkv {
 
 PastTokens::PastTokens(std::shared_ptr<const TokenIndex> of_context, std::int64_t context_tokens)
-    : context_(std::move(of_context)) {
+    : context_(std::move(of_context)), context_tokens_(context_tokens) {
   // Rows that begin in the context are found, too.
   if (context_ == nullptr || context_->size() != context_tokens) {
     context_.reset();
@@ -26,6 +26,11 @@ void PastTokens::set(std::int64_t at, std::span<const Token> tokens) {
 
 void PastTokens::truncate(std::int64_t own) {
   index_.truncate(std::min(index_.size(), begin_ + own));
+}
+
+Token PastTokens::token(std::int64_t at) const {
+  if (at >= -begin_) return index_[at + begin_];
+  return context_ == nullptr ? -1 : (*context_)[context_->size() + at];
 }
 
 Token PastTokens::token_before(std::int64_t position, bool own, std::int64_t back) const {

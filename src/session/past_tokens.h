@@ -38,6 +38,12 @@ class PastTokens {
   /// Forgets own tokens from number `own` on. It may have fewer.
   void truncate(std::int64_t own);
 
+  /// Returns the number of the text's first token: minus the number of the context's tokens.
+  std::int64_t begin() const { return -context_tokens_; }
+  /// Returns own token number `at`, or a token of the context, whose numbers are below 0. Unknown:
+  /// below 0. REQUIRES: begin() <= at < own().
+  Token token(std::int64_t at) const;
+
   /// Drafts up to `most` tokens that follow the last token: those after the longest match of the
   /// text's end, of these the latest. A draft that reaches the end of the text goes on with its own
   /// first tokens. Looks at most_places places of the session, then of the context.
@@ -61,6 +67,7 @@ class PastTokens {
   void look(const TokenIndex& index, bool own, Place& best) const;
 
   std::shared_ptr<const TokenIndex> context_;
+  std::int64_t context_tokens_;
   std::int64_t begin_ = 0;  // tokens in index_ before the session's own: the context's last
   TokenIndex index_;
 };

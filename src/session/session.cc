@@ -87,6 +87,8 @@ std::int64_t Session::State::most_alike() const {
 }
 
 PastTokens& Session::past_tokens() { return state_->past; }
+std::unique_ptr<DraftReading>& Session::draft_reading() { return state_->draft_reading; }
+void Session::count_draft_bytes(std::int64_t bytes) { state_->core.stats.draft_bytes = bytes; }
 std::int64_t Session::most_alike() const { return state_->most_alike(); }
 
 void Session::State::check_next_step(const AttentionStep& step, std::int64_t session_index) const {

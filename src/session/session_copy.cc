@@ -21,6 +21,7 @@ Session Session::fork() const {
   state->core.stats = state_->core.stats;
   state->core.stats.coded_tokens = 0;
   state->core.stats.coded_bytes = 0;
+  state->core.stats.draft_bytes = 0;
   state->core.stats.device_index_bytes = code_bytes;
   state->core.step_times = state_->core.step_times;
   state->figures_before = tail_figures();

@@ -8,6 +8,7 @@
 
 #include "src/session/async_stepper.h"
 #include "src/session/chunk_steps.h"
+#include "src/session/draft_reading.h"
 #include "src/session/own_codes.h"
 #include "src/session/own_rows_source.h"
 #include "src/session/past_tokens.h"
@@ -80,6 +81,7 @@ struct Session::State {
   ChunkSteps chunks;
   TurnReader turns;
   PastTokens past;
+  std::unique_ptr<DraftReading> draft_reading;  // null: no draft model has read the text
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
   std::vector<Step> steps;                  // of a call whose first session this is
   /// Null: no step can go ahead.

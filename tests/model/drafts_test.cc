@@ -1,5 +1,7 @@
 // Drafts from the text itself: answers are the answers without them, and sessions are as they would
 // be.
+#include "tests/support/drafts.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,6 +25,10 @@
 
 namespace topkv {
 namespace {
+
+using ::test::Asked;
+using ::test::ForcedDrafts;
+using ::test::repeating_text;
 
 TEST(TokenIndex, FindsRowsAndForgetsThem) {
   std::mt19937 random(5);
@@ -122,103 +128,90 @@ TEST(PastTokens, UnknownTokensMatchNothing) {
   EXPECT_EQ(draft_of(wrong, 5), std::vector<Token>{});
 }
 
-TEST(DraftLength, DraftsWhatIsWorthItsTime) {
-  DraftLength length(true, false);
-  EXPECT_EQ(length.choose(32, 15), 0) << "no step has been timed";
-  length.time(1, 1.0);
-  const std::int64_t first = length.choose(32, 15);
-  EXPECT_GT(first, 0);
-  EXPECT_EQ(length.choose(3, 15), 0) << "hardly ever right";
-  for (int i = 0; i < 50; ++i) length.count(32, 5, 5);
-  EXPECT_GT(length.choose(32, 15), first);
-  EXPECT_EQ(length.choose(32, 15), 15);
-  EXPECT_EQ(length.choose(32, 4), 4);
-  for (int i = 0; i < 50; ++i) length.count(32, 5, 0);
-  EXPECT_EQ(length.choose(32, 15), 0);
-  // Steps that take as long as their tokens one by one are worth nothing.
-  DraftLength slow(true, false);
-  slow.time(1, 1.0);
-  for (int i = 0; i < 50; ++i) slow.count(32, 5, 5);
-  for (int i = 0; i < 50; ++i) slow.time(6, 6.0);
-  EXPECT_EQ(slow.choose(32, 15), 0);
-  // Taking back costs.
-  DraftLength back(true, true);
-  DraftLength stays(true, false);
-  for (DraftLength* one : {&back, &stays}) one->time(1, 1.0);
-  EXPECT_LE(back.choose(32, 15), stays.choose(32, 15));
-}
-
-/// While one lives, drafts have so many tokens.
-class ForcedDrafts {
- public:
-  explicit ForcedDrafts(std::int64_t tokens) { DraftLength::forced = tokens; }
-  ~ForcedDrafts() { DraftLength::forced = 0; }
-  ForcedDrafts(const ForcedDrafts&) = delete;  // belongs to one scope
-  ForcedDrafts& operator=(const ForcedDrafts&) = delete;
-};
-
-/// Text that repeats itself here and there.
-std::vector<Token> repeating_text(std::int64_t tokens, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<Token> all;
-  while (std::ssize(all) < tokens) {
-    const std::size_t count = 4 + random() % 12;
-    const std::size_t from = all.empty() ? 0 : random() % all.size();
-    const bool repeats = !all.empty() && random() % 2 == 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      if (repeats && from + i < all.size()) all.push_back(Token{all[from + i]});
-      if (!repeats) all.push_back(static_cast<Token>(3 + random() % 90));
-    }
-  }
-  all.resize(static_cast<std::size_t>(tokens));
+/// What speaks for the tokens of a draft after a match.
+std::vector<DraftLength::Evidence> matched(std::int64_t before, std::int64_t tokens) {
+  std::vector<DraftLength::Evidence> all;
+  for (std::int64_t i = 0; i < tokens; ++i) all.push_back(DraftLength::of_match(before + i));
   return all;
 }
 
-/// An answer, and how its session goes on.
-struct Asked {
-  GenerateResult result;
-  std::vector<Token> told;
-  std::string pieces;
-  std::int64_t own = 0;
-  std::vector<float> next;
-};
-
-Asked ask(const Model& model, Session& session, std::span<const Token> prompt,
-          GenerateOptions options, Draft draft, bool text = false) {
-  options.draft = draft;
-  Asked asked;
-  const auto on_text = [&](std::string_view piece) {
-    asked.pieces += piece;
-    return true;
-  };
-  asked.result = model.generate(
-      session, prompt, options,
-      [&](Token token) {
-        asked.told.push_back(token);
-        return true;
-      },
-      text ? TextFn(on_text) : TextFn());
-  asked.own = session.own_tokens();
-  session.snapshot();
-  asked.next = model.logits(session, prompt.first(1));
-  session.truncate(asked.own);
-  return asked;
+std::int64_t chosen(const DraftLength& length, std::int64_t before, std::int64_t tokens) {
+  return length.choose(matched(before, tokens), false);
 }
 
-void expect_equal(const Asked& got, const Asked& want) {
-  EXPECT_EQ(got.result.tokens, want.result.tokens);
-  EXPECT_EQ(got.told, want.told);
-  EXPECT_EQ(got.result.text, want.result.text);
-  EXPECT_EQ(got.pieces, want.pieces);
-  EXPECT_EQ(got.result.finish, want.result.finish);
-  EXPECT_EQ(got.result.steps, want.result.steps);
-  EXPECT_EQ(want.result.drafted, 0);
-  EXPECT_LE(got.result.accepted, got.result.drafted);
-  EXPECT_EQ(got.own, want.own);
-  EXPECT_TRUE(got.next == want.next) << "the session differs afterwards";
-  ASSERT_EQ(got.result.logprobs.size(), want.result.logprobs.size());
-  for (std::size_t i = 0; i < got.result.logprobs.size(); ++i)
-    EXPECT_EQ(got.result.logprobs[i].chosen.logprob, want.result.logprobs[i].chosen.logprob);
+TEST(DraftLength, DraftsWhatIsWorthItsTime) {
+  DraftLength length(true, false, 0);
+  EXPECT_EQ(chosen(length, 32, 15), 0) << "no step has been timed";
+  length.time(1, 1.0);
+  const std::int64_t first = chosen(length, 32, 15);
+  EXPECT_GT(first, 0);
+  EXPECT_EQ(chosen(length, 3, 15), 0) << "hardly ever right";
+  for (int i = 0; i < 50; ++i) length.count(matched(32, 5), 5);
+  EXPECT_GT(chosen(length, 32, 15), first);
+  EXPECT_EQ(chosen(length, 32, 15), 15);
+  EXPECT_EQ(chosen(length, 32, 4), 4);
+  for (int i = 0; i < 50; ++i) length.count(matched(32, 5), 0);
+  EXPECT_EQ(chosen(length, 32, 15), 0);
+  // Steps that take as long as their tokens one by one are worth nothing.
+  DraftLength slow(true, false, 0);
+  slow.time(1, 1.0);
+  for (int i = 0; i < 50; ++i) slow.count(matched(32, 5), 5);
+  for (int i = 0; i < 50; ++i) slow.time(6, 6.0);
+  EXPECT_EQ(chosen(slow, 32, 15), 0);
+  // Taking back costs.
+  DraftLength back(true, true, 0);
+  DraftLength stays(true, false, 0);
+  for (DraftLength* one : {&back, &stays}) one->time(1, 1.0);
+  EXPECT_LE(chosen(back, 32, 15), chosen(stays, 32, 15));
+}
+
+using Evidence = std::vector<DraftLength::Evidence>;
+
+/// The tokens that a draft model drafts, each with this probability.
+std::int64_t guessed(const DraftLength& length, double probability) {
+  Evidence all;
+  do {
+    all.push_back(DraftLength::of_probability(probability));
+  } while (std::ssize(all) < 15 && length.guesses_on(all));
+  return std::ssize(all);
+}
+
+TEST(DraftLength, GuessesWhatIsWorthItsTime) {
+  DraftLength length(true, false, 0);
+  EXPECT_FALSE(length.guesses()) << "no step has been timed";
+  length.time(1, 1.0);
+  EXPECT_TRUE(length.guesses()) << "to find out what it costs";
+  EXPECT_EQ(guessed(length, 0.95), 2) << "the second is timed";
+  for (int i = 0; i < 50; ++i) length.time_guess(0.05);
+  for (int i = 0; i < 50; ++i) length.time(4, 1.3);
+  EXPECT_TRUE(length.guesses());
+  EXPECT_GT(guessed(length, 0.95), guessed(length, 0.1));
+  const Evidence sure(4, DraftLength::of_probability(0.95));
+  const Evidence unsure(4, DraftLength::of_probability(0.1));
+  EXPECT_GT(length.choose(sure, true), length.choose(unsure, true));
+  // Guesses that are always wrong are tried now and then.
+  for (int i = 0; i < 50; ++i)
+    for (const double p : {0.1, 0.5, 0.8, 0.95})
+      length.count(Evidence(2, DraftLength::of_probability(p)), 0);
+  std::int64_t tries = 0;
+  for (int i = 0; i < 1000; ++i) tries += length.guesses() ? 1 : 0;
+  EXPECT_GT(tries, 2);
+  EXPECT_LT(tries, 20);
+  EXPECT_EQ(length.choose(sure, true), 0);
+  // As are guesses that are right but as slow as steps.
+  DraftLength slow(true, false, 0);
+  slow.time(1, 1.0);
+  for (int i = 0; i < 50; ++i) slow.time_guess(1.0);
+  for (int i = 0; i < 50; ++i) slow.count(sure, 4);
+  tries = 0;
+  for (int i = 0; i < 1000; ++i) tries += slow.guesses() ? 1 : 0;
+  EXPECT_LT(tries, 20);
+  // Without times, the cost is what it was said to be.
+  DraftLength untimed(false, false, 0.1);
+  EXPECT_TRUE(untimed.guesses());
+  DraftLength large(false, false, 0.9);
+  for (int i = 0; i < 20; ++i) tries += large.guesses() ? 1 : 0;
+  EXPECT_LT(tries, 40);
 }
 
 class Drafts : public testing::TestWithParam<std::string> {
@@ -251,7 +244,7 @@ TEST_P(Drafts, ChangeNoAnswer) {
     std::vector<Token> said;
     std::vector<Asked> wanted;
     for (const auto turn : turns) {
-      wanted.push_back(ask(model, alone, turn, options, Draft::none));
+      wanted.push_back(::test::ask(model, alone, turn, options, Draft::none));
       said.insert(said.end(), turn.end() - 5, turn.end());
       const auto& answer = wanted.back().result.tokens;
       for (std::size_t i = 0; i < answer.size(); ++i)
@@ -261,8 +254,8 @@ TEST_P(Drafts, ChangeNoAnswer) {
     Session drafting(context->with_tokens(said), retrieval);
     const ForcedDrafts forced(1 + 5 * (seed % 4));
     for (std::size_t i = 0; i < wanted.size(); ++i) {
-      const Asked got = ask(model, drafting, turns[i], options, Draft::automatic);
-      expect_equal(got, wanted[i]);
+      const Asked got = ::test::ask(model, drafting, turns[i], options, Draft::automatic);
+      ::test::expect_equal(got, wanted[i]);
       accepted += got.result.accepted;
       rejected += got.result.drafted - got.result.accepted;
     }
@@ -324,8 +317,8 @@ TEST_F(DraftedText, EndsWhereItWouldEnd) {
     Session alone(context());
     Session drafting(context());
     const GenerateOptions options{.max_tokens = tokens};
-    expect_equal(ask(model(), drafting, prompt(), options, Draft::automatic),
-                 ask(model(), alone, prompt(), options, Draft::none));
+    ::test::expect_equal(::test::ask(model(), drafting, prompt(), options, Draft::automatic),
+                         ::test::ask(model(), alone, prompt(), options, Draft::none));
   }
   for (std::int64_t capacity = 40; capacity <= 80; capacity += 5) {
     Session alone(context(), {.capacity = capacity});
@@ -345,8 +338,8 @@ TEST_F(DraftedText, EndsWhereItWouldEnd) {
       continue;
     Session alone(context());
     Session drafting(context());
-    expect_equal(ask(model(), drafting, prompt(), options, Draft::automatic, true),
-                 ask(model(), alone, prompt(), options, Draft::none, true));
+    ::test::expect_equal(::test::ask(model(), drafting, prompt(), options, Draft::automatic, true),
+                         ::test::ask(model(), alone, prompt(), options, Draft::none, true));
   }
 }
 
@@ -382,7 +375,7 @@ TEST_F(DraftedText, EndsWhereACallbackSaysSo) {
 TEST_F(DraftedText, IsTheSameInABatch) {
   Session alone(context());
   const GenerateOptions options{.max_tokens = 50};
-  const Asked want = ask(model(), alone, prompt(), options, Draft::none);
+  const Asked want = ::test::ask(model(), alone, prompt(), options, Draft::none);
   Session one(context());
   Session other(context());
   GenerationBatch batch(model());
@@ -510,8 +503,8 @@ TEST_F(DraftedText, IsTheSameWithCodesOfOwnTokens) {
   Session drafting(coded, retrieval);
   const auto first = std::span(long_prompt).first(1050);
   const GenerateOptions options{.max_tokens = 120};
-  expect_equal(ask(model(), drafting, first, options, Draft::automatic),
-               ask(model(), alone, first, options, Draft::none));
+  ::test::expect_equal(::test::ask(model(), drafting, first, options, Draft::automatic),
+                       ::test::ask(model(), alone, first, options, Draft::none));
   EXPECT_EQ(drafting.stats().coded_tokens, 1024);
   least_coded_on_host = on_host;
 }

@@ -11,6 +11,7 @@
 #include "src/core/memory/memory.h"
 #include "src/core/text/printable.h"
 #include "src/core/text/utf8.h"
+#include "src/model/generate/draft_reader.h"
 #include "src/model/generate/logprobs.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
@@ -20,6 +21,26 @@ namespace {
 
 constexpr std::int64_t most_logprobs = 20;
 constexpr std::size_t prompt_end = 16;  // tokens
+
+/// Throws InvalidArgument for a draft model that cannot draft here.
+void check_draft_model(const Model::Impl& model, const Session& session,
+                       const GenerateOptions& options) {
+  if (!options.draft_model) return;
+  if (options.draft_model->impl().of != &model) {
+    throw InvalidArgument(
+        "the draft model was opened for another model; open one with the model that generates");
+  }
+  if (options.draft == Draft::none) return;
+  if (model.config.dual_chunk.chunk_size > 0) {
+    throw InvalidArgument(
+        "a draft model for a model with dual chunk attention, whose steps have one token; leave "
+        "the draft model out");
+  }
+  if (options.draft != Draft::automatic || !session.device().is_cuda()) return;
+  throw InvalidArgument(
+      "a draft model on a CUDA device with the draft \"auto\", which drafts only where answers "
+      "stay as they are, bit for bit; give the draft \"lookup\", or leave the draft model out");
+}
 
 /// Tokens of a turn that are read next, of `left` at position `first`. Pieces end at multiples of
 /// query_block, so that it does not matter how a turn is cut, and the last one is a turn, too.
@@ -63,6 +84,7 @@ void check_generation(const Model::Impl& model, const Session& session,
         fmt::format("log-probabilities of {} tokens; expected from 0 to {}, or -1 for none", count,
                     most_logprobs));
   }
+  check_draft_model(model, session, options);
   for (const std::string& stop : options.stop) {
     if (!stop.empty() && valid_utf8_bytes(stop) == stop.size()) continue;
     throw InvalidArgument(
@@ -85,7 +107,8 @@ ActiveAnswer::ActiveAnswer(GenerationBatch::Id number, Session& of, std::span<co
       reading(options.progress, "prompt", std::ssize(asked)),
       undo(of),
       searched_before(of.stats().search_seconds),
-      draft_length(!of.device().is_cuda(), !model.config.attention.state_size.empty()) {
+      draft_length(!of.device().is_cuda(), !model.config.attention.state_size.empty(),
+                   with.draft_model ? with.draft_model->impl().cost : 0) {
   if (on_text || !options.stop.empty())
     text.emplace(model.text_tokenizer(), options.stop, options.spelled);
   sampler.read(options.before, model.config.vocab_size);
@@ -342,25 +365,6 @@ void DecodeLoop::check_step(const ActiveAnswer& one) const {
                   capacity));
 }
 
-void DecodeLoop::draft(ActiveAnswer& one) {
-  const Session& session = *one.session;
-  one.draft.tokens.clear();
-  one.drafted = one.accepted = 0;
-  if (one.options.draft == Draft::none || model_.config.dual_chunk.chunk_size > 0) return;
-  const std::int64_t alike =
-      one.options.draft == Draft::lookup ? few_step_tokens : session.most_alike();
-  // Of the tokens that may yet be chosen, the last one is not fed.
-  const std::int64_t most =
-      std::min({alike - 1, session.options().capacity - session.own_tokens() - 1,
-                one.options.max_tokens - std::ssize(one.result.tokens) - 1});
-  one.session->past_tokens().draft(most, one.draft);
-  const auto unknown = [&](Token token) { return token >= model_.config.vocab_size; };
-  std::vector<Token>& tokens = one.draft.tokens;
-  tokens.erase(std::ranges::find_if(tokens, unknown), tokens.end());
-  one.drafted =
-      static_cast<std::size_t>(one.draft_length.choose(one.draft.matched, std::ssize(tokens)));
-}
-
 void DecodeLoop::step(std::span<ActiveAnswer* const> those, bool drafts) {
   sessions_.clear();
   tokens_.clear();
@@ -371,14 +375,17 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those, bool drafts) {
     tokens_.push_back(last);
     positions_.push_back(one->session->tokens());
     one->session->past_tokens().set(one->session->own_tokens(), {&last, 1});
-    one->draft.tokens.clear();
+    one->found.clear();
+    one->guessed.clear();
+    one->feeds_guesses = false;
     one->drafted = one->accepted = 0;
   }
   ActiveAnswer& first = *those[0];
   if (drafts) draft(first);
   const std::size_t drafted = first.drafted;
-  tokens_.insert(tokens_.end(), first.draft.tokens.begin(),
-                 first.draft.tokens.begin() + static_cast<std::ptrdiff_t>(drafted));
+  const std::vector<Token>& draft_tokens = first.fed().tokens;
+  tokens_.insert(tokens_.end(), draft_tokens.begin(),
+                 draft_tokens.begin() + static_cast<std::ptrdiff_t>(drafted));
   const Stopwatch stepping;
   Forward& forward = **lease_;
   pass_ = &forward;
@@ -401,65 +408,6 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those, bool drafts) {
     ++one->result.steps;
     one->stage = ActiveAnswer::Stage::chosen;
   }
-}
-
-void DecodeLoop::choose_after_draft(ActiveAnswer& one) {
-  const std::int64_t count = 1 + static_cast<std::int64_t>(one.drafted);
-  if (one.from_logits()) {
-    pass_->logits(0, count, logits_.data());
-    choose_from_draft(one);
-  } else {
-    best_.resize(static_cast<std::size_t>(count));
-    pass_->best(0, best_);
-    one.next = best_[0];
-  }
-}
-
-void DecodeLoop::choose_from_draft(ActiveAnswer& one) {
-  if (!one.from_logits()) {
-    one.next = best_[one.accepted];
-    return;
-  }
-  const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
-  const std::span<const float> logits =
-      std::span(logits_).subspan(one.accepted * vocabulary, vocabulary);
-  if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();
-  one.choose(logits);
-}
-
-bool DecodeLoop::accept(ActiveAnswer& one) {
-  if (one.accepted == one.drafted || one.draft.tokens[one.accepted] != one.next) return false;
-  ++one.accepted;
-  choose_from_draft(one);
-  return true;
-}
-
-void DecodeLoop::end_draft(ActiveAnswer& one) {
-  const auto drafted = static_cast<std::int64_t>(one.drafted);
-  const auto accepted = static_cast<std::int64_t>(one.accepted);
-  if (drafted == 0) {  // the first token is judged, which was not fed
-    if (!one.draft.tokens.empty())
-      one.draft_length.count(one.draft.matched, 1, one.next == one.draft.tokens[0] ? 1 : 0);
-    return;
-  }
-  one.drafted = one.accepted = 0;
-  one.draft_length.count(one.draft.matched, drafted, accepted);
-  one.result.steps += accepted;
-  one.result.drafted += drafted;
-  one.result.accepted += accepted;
-  Session& session = *one.session;
-  const std::int64_t before = session.own_tokens() - drafted - 1;
-  const auto kept = std::span<const Token>(tokens_).first(static_cast<std::size_t>(1 + accepted));
-  const std::int64_t after = before + std::ssize(kept);
-  if (session.reachable(after) == after) {
-    session.truncate(after);
-  } else {  // a recurrent state comes back to where it was before the step, and reads again
-    session.truncate(before);
-    const std::int64_t first = session.tokens();
-    model_.blaming_weights(
-        [&] { (**lease_).run(kept, first, first + std::ssize(kept), TextLayers::of(session)); });
-  }
-  session.past_tokens().set(before, kept);
 }
 
 void DecodeLoop::choose(std::int64_t at, std::span<ActiveAnswer* const> those) {

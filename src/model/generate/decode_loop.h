@@ -21,6 +21,16 @@
 
 namespace topkv {
 
+/// Tokens that may follow, and what speaks for each.
+struct DraftTokens {
+  void clear() {
+    tokens.clear();
+    evidence.clear();
+  }
+  std::vector<Token> tokens;
+  std::vector<DraftLength::Evidence> evidence;
+};
+
 /// One of the sessions that answer together.
 struct ActiveAnswer {
   enum class Stage : std::uint8_t {
@@ -32,6 +42,8 @@ struct ActiveAnswer {
   ActiveAnswer(GenerationBatch::Id id, Session& of, std::span<const Token> asked,
                const GenerateOptions& with, TokenFn tell, TextFn say, const Model::Impl& model);
 
+  /// The draft whose first tokens the last step fed.
+  const DraftTokens& fed() const { return feeds_guesses ? guessed : found; }
   /// Whether its next token is chosen from logits; else it is the likeliest.
   bool from_logits() const { return sampler.needs_logits() || options.logprobs >= 0; }
   /// Chooses what follows. REQUIRES: from_logits; they are finite.
@@ -67,10 +79,14 @@ struct ActiveAnswer {
   std::int64_t passed = 0;  // steps that read another prompt, since this one was read last
   Token next = 0;
   TokenLogprobs next_logprobs = {};  // where they are asked for
-  TokenDraft draft = {};             // of the last step, which fed its first tokens
-  std::size_t drafted = 0;           // these
-  std::size_t accepted = 0;          // of these, that were chosen and told
+  // Drafts of the last step, which fed the first tokens of one of them.
+  DraftTokens found = {};    // in the text
+  DraftTokens guessed = {};  // by the draft model
+  bool feeds_guesses = false;
+  std::size_t drafted = 0;   // tokens that were fed
+  std::size_t accepted = 0;  // of these, that were chosen and told
   DraftLength draft_length;
+  std::optional<ForwardLease> guessing;  // of the draft model, once it drafts
   GenerateResult result = {};
   std::optional<Stopwatch> decoding;  // from its first token on
 
@@ -125,6 +141,10 @@ class DecodeLoop {
   bool step_with_room();
   /// Drafts what may follow the last token of the one that steps.
   void draft(ActiveAnswer& one);
+  /// Finds up to `most` tokens in the text.
+  void find_draft(ActiveAnswer& one, std::int64_t most);
+  /// Has the draft model guess up to `most` tokens.
+  void guess_draft(ActiveAnswer& one, std::int64_t most);
   /// Chooses what follows the last token that was fed before a draft. Keeps the logits, or the best
   /// tokens, behind the tokens of the draft.
   void choose_after_draft(ActiveAnswer& one);
