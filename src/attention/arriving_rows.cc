@@ -11,9 +11,7 @@ namespace topkv {
 namespace {
 
 constexpr std::size_t quad = 4;  // rows that are scored together: what takes as long for one
-// Keys are on their way from memory this many rows before they are scored, and values once keys
-// are: processors drop requests beyond the few dozen that they can have open.
-constexpr std::size_t ahead = 24;
+constexpr auto ahead = static_cast<std::size_t>(rows_ahead);
 
 }  // namespace
 
@@ -26,8 +24,7 @@ void ArrivingRows::begin(const float* queries, std::int64_t heads, const RowsVie
 }
 
 void ArrivingRows::add(std::int64_t position) {
-  if (arrived_.size() < scored_ + ahead)
-    prefetch_half_row(rows_.key(position), rows_.keys.stride_bytes);
+  if (arrived_.size() < scored_ + ahead) prefetch_row(rows_, position);
   arrived_.push_back(position);
 }
 
@@ -47,9 +44,8 @@ void ArrivingRows::score_quad(const std::int64_t* positions) {
     scores_.resize(2 * at + quad * static_cast<std::size_t>(heads_));
   }
   for (std::size_t i = 0; i < quad; ++i) {
-    prefetch_half_row(rows_.value(positions[i]), rows_.values.stride_bytes);
     if (const std::size_t next = scored_ + ahead + i; next < arrived_.size())
-      prefetch_half_row(rows_.key(arrived_[next]), rows_.keys.stride_bytes);
+      prefetch_row(rows_, arrived_[next]);
   }
   dot_gather(queries_, heads_, rows_.keys, positions, quad, &scores_[at], quad);
   scored_ += quad;

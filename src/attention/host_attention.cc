@@ -17,17 +17,14 @@ void attend_rows(const float* queries, const RowsView& rows,
     throw InvalidArgument(fmt::format("attend_rows: queries of {} elements over rows of {}",
                                       out.head_dim, rows.dim()));
   }
-  constexpr std::int64_t scored = 8;  // rows whose keys meet the queries while memory brings others
+  constexpr std::int64_t scored = 8;  // rows at a time
+  const auto count = static_cast<std::int64_t>(positions.size());
+  std::int64_t asked = 0;
   const auto score = [&](std::int64_t begin, std::int64_t n, float* scores, std::int64_t stride) {
     const std::int64_t* at = &positions[static_cast<std::size_t>(begin)];
-    const auto ask = [&](std::int64_t first, const KeyView& half) {
-      for (std::int64_t i = first; i < std::min(first + scored, n); ++i)
-        prefetch_half_row(half.key(at[i]), half.stride_bytes);
-    };
-    ask(0, rows.keys);
     for (std::int64_t i = 0; i < n; i += scored) {
-      ask(i + scored, rows.keys);
-      ask(i, rows.values);
+      for (const auto end = std::min(begin + i + rows_ahead, count); asked < end; ++asked)
+        prefetch_row(rows, positions[static_cast<std::size_t>(asked)]);
       dot_gather(queries, out.heads, rows.keys, at + i, std::min(scored, n - i), scores + i,
                  stride);
     }

@@ -132,18 +132,6 @@ HWY_INLINE void prefetch(const std::byte* key, std::int64_t bytes) {
 
 constexpr std::int64_t most_queries = 4;  // of a loop over a quad's elements
 
-/// A stored key as dot_quad reads it.
-template <DType dtype>
-HWY_INLINE void widen(const std::byte* key, std::int64_t dim, const float* channels,
-                      const float* bias, float* out) {
-  const Floats d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  std::int64_t i = 0;
-  for (; i + lanes <= dim; i += lanes)
-    hn::StoreU(load_at<dtype>(d, key, i, channels, bias), d, out + i);
-  for (; i < dim; ++i) out[i] = load_at_1<dtype>(key, i, channels, bias);
-}
-
 /// Memory of this thread for a quad of keys.
 std::vector<float>& widened() {
   thread_local std::vector<float> keys;
@@ -173,7 +161,7 @@ void dot_many(const float* queries, std::int64_t query_count, const KeyView& all
       if (r + j + ahead < known) prefetch(key_of(r + j + ahead), key_bytes);
       if (!widens) continue;
       float* const to = &wide[static_cast<std::size_t>(j * dim)];
-      widen<dtype>(keys[j], dim, channels, biases[j], to);
+      widen<dtype>(Floats(), keys[j], dim, channels, biases[j], to);
       keys[j] = reinterpret_cast<const std::byte*>(to);
     }
     if (widens) {

@@ -23,17 +23,11 @@ using Floats = hn::CappedTag<float, 16>;
 constexpr std::int64_t block_elements = 32;
 
 void decode_any(const KeyView& vectors, std::int64_t position, float* out) {
-  const Floats d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::byte* vector = vectors.key(position);
   const float* channels = channels_of(vectors);
   const float* bias = bias_at(vectors, position);
-  with_stored(vectors.dtype, [&]<DType t>() {
-    std::int64_t i = 0;
-    for (; i + lanes <= vectors.dim; i += lanes)
-      hn::StoreU(load_at<t>(d, vector, i, channels, bias), d, out + i);
-    for (; i < vectors.dim; ++i) out[i] = load_at_1<t>(vector, i, channels, bias);
-  });
+  with_stored(vectors.dtype,
+              [&]<DType t>() { widen<t>(Floats(), vector, vectors.dim, channels, bias, out); });
 }
 
 /// A scale as it will be read: rounded to f16, and stored.

@@ -4,6 +4,7 @@
 //   load_float<DType>(d, p)  N elements of a type, widened exactly to float32 (p unaligned)
 //   load_at<DType>(d, v, i, channels, bias)  elements i to i + N of a stored vector at v, of q8 and
 //       q4 too
+//   widen<DType>(d, v, dim, channels, bias, out)  all elements of a stored vector
 //   add_products_of_4(…)     what AVX-512 VNNI does in one instruction
 
 #if defined(TOPKV_SIMD_H_) == defined(HWY_TARGET_TOGGLE)
@@ -116,6 +117,17 @@ HWY_INLINE float load_at_1(const std::byte* vector, std::int64_t i, const float*
     const hn::CappedTag<float, 1> d1;
     return hn::GetLane(load_at<dtype>(d1, vector, i, channels, bias));
   }
+}
+
+/// out[0 .. dim) = a stored vector, in vectors of d; channels, bias: as load_at has them.
+template <DType dtype, class D>
+HWY_INLINE void widen(D d, const std::byte* vector, std::int64_t dim, const float* channels,
+                      const float* bias, float* out) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes <= dim; i += lanes)
+    hn::StoreU(load_at<dtype>(d, vector, i, channels, bias), d, out + i);
+  for (; i < dim; ++i) out[i] = load_at_1<dtype>(vector, i, channels, bias);
 }
 
 /// Calls f.template operator()<dtype>() for the dtype of tensors that is known at run time.
