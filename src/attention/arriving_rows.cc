@@ -1,7 +1,8 @@
 #include "src/attention/arriving_rows.h"
 
+#include <hwy/contrib/sort/vqsort.h>
+
 #include <algorithm>
-#include <numeric>
 
 #include "src/attention/prefetch_rows.h"
 #include "src/attention/running_softmax.h"
@@ -11,6 +12,7 @@ namespace topkv {
 namespace {
 
 constexpr std::size_t quad = 4;  // rows that are scored together: what takes as long for one
+constexpr std::uint64_t number_bits = 0xFFFFFFFF;
 constexpr auto ahead = static_cast<std::size_t>(rows_ahead);
 
 }  // namespace
@@ -51,6 +53,18 @@ void ArrivingRows::score_quad(const std::int64_t* positions) {
   scored_ += quad;
 }
 
+/// By vectors: branches that depend on where rows lie are guessed wrongly, half of them, and took a
+/// sixth of a thread's time.
+void ArrivingRows::sort_arrived() {
+  thread_local hwy::Sorter sort;
+  order_.clear();
+  for (const std::int64_t position : arrived_)
+    order_.push_back(static_cast<std::uint64_t>(position) << 32 | order_.size());
+  sort(order_.data(), order_.size(), hwy::SortAscending());
+  positions_.clear();
+  for (const std::uint64_t of : order_) positions_.push_back(static_cast<std::int64_t>(of >> 32));
+}
+
 void ArrivingRows::attend(float scale, float softcap, PartialView out) {
   while (scored_ + quad <= arrived_.size()) score_quad(&arrived_[scored_]);
   if (scored_ < arrived_.size()) {  // the last is scored again in place of those that lack
@@ -59,16 +73,12 @@ void ArrivingRows::attend(float scale, float softcap, PartialView out) {
       last[i] = arrived_[std::min(scored_ + i, arrived_.size() - 1)];
     score_quad(last);
   }
-  order_.resize(arrived_.size());
-  std::iota(order_.begin(), order_.end(), std::size_t{0});
-  std::ranges::sort(order_, {}, [&](std::size_t i) { return arrived_[i]; });
-  positions_.clear();
-  for (const std::size_t i : order_) positions_.push_back(arrived_[i]);
+  sort_arrived();
   attend_tiles(
       rows_, positions_, scale, softcap, out,
       [&](std::int64_t first, std::int64_t count, float* scores, std::int64_t stride) {
         for (std::int64_t i = 0; i < count; ++i) {
-          const std::size_t number = order_[static_cast<std::size_t>(first + i)];
+          const std::size_t number = order_[static_cast<std::size_t>(first + i)] & number_bits;
           const float* of =
               &scores_[number / quad * quad * static_cast<std::size_t>(heads_) + number % quad];
           for (std::int64_t h = 0; h < heads_; ++h)

@@ -17,7 +17,7 @@ class ArrivingRows {
  public:
   /// Empties it. queries: [heads, rows.dim], valid until attend.
   void begin(const float* queries, std::int64_t heads, const RowsView& rows);
-  /// Each at most once.
+  /// Each at most once. REQUIRES: position < 2^32.
   void add(std::int64_t position);
   /// Scores a few of those that have had the time to come. False: there are none left; the ones
   /// added since are for the next time.
@@ -29,6 +29,7 @@ class ArrivingRows {
 
  private:
   void score_quad(const std::int64_t* positions);
+  void sort_arrived();
 
   const float* queries_ = nullptr;
   std::int64_t heads_ = 0;
@@ -37,7 +38,7 @@ class ArrivingRows {
   std::vector<float> scores_;            // [arrived, heads]
   std::size_t scored_ = 0;               // of what arrived, the first
   std::size_t come_ = 0;                 // likewise: had arrived at the last look
-  std::vector<std::size_t> order_;       // of what arrived, by position
+  std::vector<std::uint64_t> order_;     // position and, below, number of what arrived, ascending
   std::vector<std::int64_t> positions_;  // in that order
 };
 
