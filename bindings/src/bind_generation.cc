@@ -8,6 +8,7 @@
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
 #include "src/model/generate/sampler.h"
+#include "topkv/draft_model.h"
 #include "topkv/model.h"
 
 namespace topkv::python {
@@ -31,6 +32,7 @@ struct Asked {
   std::optional<std::map<Token, double>> logit_bias;
   std::optional<std::int64_t> prompt_logprobs;
   std::string draft;
+  std::shared_ptr<const DraftModel> draft_model;
 };
 
 std::vector<TokenBias> biases_of(const std::optional<std::map<Token, double>>& asked) {
@@ -58,6 +60,7 @@ GenerateOptions options_of(const Model& model, const Asked& asked) {
                    .presence_penalty = asked.presence_penalty,
                    .logit_bias = biases_of(asked.logit_bias)},
       .draft = parse_draft(asked.draft),
+      .draft_model = asked.draft_model,
       .progress = progress_of(asked.progress),
       .stop = asked.stop,
       .logprobs = asked.logprobs.value_or(-1),
@@ -164,6 +167,10 @@ void bind_results(py::module_& module) {
                     "Tokens fed after the prompt, without drafted tokens that were rejected.")
       .def_readonly("drafted", &GenerateResult::drafted, "Tokens of drafts.")
       .def_readonly("accepted", &GenerateResult::accepted, "Tokens of drafts that were chosen.")
+      .def_readonly("model_drafted", &GenerateResult::model_drafted,
+                    "Tokens of drafts that the draft model drafted.")
+      .def_readonly("model_accepted", &GenerateResult::model_accepted,
+                    "Tokens that the draft model drafted and that were chosen.")
       .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
       .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
       .def_readonly("times", &GenerateResult::times)
@@ -172,6 +179,34 @@ void bind_results(py::module_& module) {
             "<GenerateResult of {} tokens, finish: {}, {} steps, prompt {:.3g} s, decode {:.3g} s>",
             result.tokens.size(), name_of(result.finish), result.steps, result.prompt_seconds,
             result.decode_seconds);
+      });
+}
+
+void bind_draft_model(py::module_& module) {
+  py::class_<DraftModel, std::shared_ptr<DraftModel>>(
+      module, "DraftModel",
+      "A model that drafts tokens for another model of the same vocabulary. The other model "
+      "verifies them, and its answers stay as they are.")
+      .def(
+          py::init([](std::shared_ptr<Model> model, const Model& of, std::int64_t window,
+                      const std::string& kv_dtype) {
+            const DraftModelOptions options{.window = window, .rows = KvDType::parse(kv_dtype)};
+            const GilReleased released;
+            return std::make_shared<DraftModel>(std::move(model), of, options);
+          }),
+          py::arg("model"), py::arg("of"), py::kw_only(),
+          py::arg("window") = DraftModelOptions().window, py::arg("kv_dtype") = "bf16",
+          py::keep_alive<1, 3>(),
+          "Opens `model` to draft for `of`. It reads the last `window` tokens of a text, and keeps "
+          "rows of them in each session that it drafts for. Raises InvalidArgument when the "
+          "vocabularies differ.")
+      .def_property_readonly("window", &DraftModel::window,
+                             "The most tokens of a text's end that the model reads.")
+      .def_property_readonly("session_bytes", &DraftModel::session_bytes,
+                             "Host memory that the rows of one session take, in bytes.")
+      .def("__repr__", [](const DraftModel& self) {
+        return fmt::format("<DraftModel of {}, window {}>", self.model().config().model_type,
+                           self.window());
       });
 }
 
@@ -188,7 +223,8 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
               py::arg("presence_penalty") = 0.0, py::arg("stop") = std::vector<std::string>(),
               py::arg("logprobs") = py::none(), py::arg("on_text") = py::none(),
               py::arg("before") = py::none(), py::arg("logit_bias") = py::none(),
-              py::arg("prompt_logprobs") = py::none(), py::arg("draft") = "auto", says);
+              py::arg("prompt_logprobs") = py::none(), py::arg("draft") = "auto",
+              py::arg("draft_model") = py::none(), says);
   };
   // One list of arguments for both: what generates, and the type of its first two.
   def(
@@ -201,12 +237,14 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
          double presence_penalty, std::vector<std::string> stop,
          std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
          std::optional<std::map<Token, double>> logit_bias,
-         std::optional<std::int64_t> prompt_logprobs, const std::string& draft) {
-        return generate(self, session, prompt,
-                        {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
-                         frequency_penalty, presence_penalty, std::move(stop), logprobs, before,
-                         progress, std::move(logit_bias), prompt_logprobs, draft},
-                        on_token, on_text);
+         std::optional<std::int64_t> prompt_logprobs, const std::string& draft,
+         std::shared_ptr<DraftModel> draft_model) {
+        return generate(
+            self, session, prompt,
+            {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
+             frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress,
+             std::move(logit_bias), prompt_logprobs, draft, std::move(draft_model)},
+            on_token, on_text);
       },
       "session", "prompt",
       "Feeds the prompt's token ids to the session, then generates. docs/reference/generation.md "
@@ -221,6 +259,7 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
       "draft: \"auto\" drafts tokens from the text itself where the answer stays as it is, "
       "\"none\" "
       "drafts nothing, \"lookup\" drafts on a CUDA device, too.\n\n"
+      "draft_model: a DraftModel of this model, which drafts where the text has no draft.\n\n"
       "on_token(token), on_text(piece): piece has whole characters. They may return False to "
       "stop.\n\n"
       "progress: called with a Progress, stage \"prompt\", in tokens, while the prompt is read. An "
@@ -237,12 +276,13 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
          double presence_penalty, std::vector<std::string> stop,
          std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
          std::optional<std::map<Token, double>> logit_bias,
-         std::optional<std::int64_t> prompt_logprobs, const std::string& draft) {
+         std::optional<std::int64_t> prompt_logprobs, const std::string& draft,
+         std::shared_ptr<DraftModel> draft_model) {
         return generate_together(
             self, sessions, prompts,
             {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
              frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress,
-             std::move(logit_bias), prompt_logprobs, draft},
+             std::move(logit_bias), prompt_logprobs, draft, std::move(draft_model)},
             on_token, on_text);
       },
       "sessions", "prompts",
@@ -253,6 +293,7 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
 
 void bind_generation(py::module_& module) {
   bind_results(module);
+  bind_draft_model(module);
   module.def(
       "_sampling_distribution",
       [](const std::vector<float>& logits, const py::object& prompt, const py::object& answer,

@@ -69,6 +69,22 @@ def test_drafts_change_no_answer(model, context, ask):
         ask(draft="some")
 
 
+def test_a_draft_model_changes_no_answer(model, context, ask, repository):
+    drafts = topkv.DraftModel(model, model, window=64, kv_dtype="f32")
+    assert drafts.window == 64 and drafts.session_bytes > 0
+    assert repr(drafts) == "<DraftModel of llama, window 64>"
+    wanted = ask(max_tokens=40, draft="none")
+    got = ask(max_tokens=40, draft_model=drafts)
+    assert got.tokens == wanted.tokens and got.steps == wanted.steps
+    assert 0 <= got.model_accepted <= got.model_drafted <= got.drafted
+    assert ask(max_tokens=40, draft="none", draft_model=drafts).drafted == 0
+    with pytest.raises(topkv.InvalidArgument, match="window of 8 tokens; expected from 32"):
+        topkv.DraftModel(model, model, window=8)
+    other = topkv.Model.load(repository / "tests" / "fixtures" / "parity" / "llama3")
+    with pytest.raises(topkv.InvalidArgument, match="has no tokenizer"):
+        topkv.DraftModel(other, model)
+
+
 def test_logprobs_are_of_the_models_distribution(model, context, ask):
     result = ask(logprobs=3, temperature=1.3, top_k=5, seed=4, repetition_penalty=1.2)
     prompt = model.tokenizer().encode(" The sun is")

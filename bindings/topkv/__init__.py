@@ -6,6 +6,7 @@ softmax covers all of them.
 
     find_model       finds a downloaded model by its name
     Model            a checkpoint: prefill() makes a Context; generate() and stream() decode with a Session
+    DraftModel       a smaller checkpoint that drafts tokens for a Model
     ContextBuilder   for an application that owns its network: takes K and V, returns attention
     Context          one prefilled text, immutable, shared by sessions; has indices over its keys
     Session          one reader of a context: attend() is the decode step
@@ -42,6 +43,7 @@ try:
         Device,
         DeviceMemory,
         DevicePlan,
+        DraftModel,
         Error,
         FileError,
         ForwardTimes,
@@ -108,6 +110,7 @@ __all__ = [
     "Device",
     "DeviceMemory",
     "DevicePlan",
+    "DraftModel",
     "Error",
     "FileError",
     "ForwardTimes",

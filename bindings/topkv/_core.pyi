@@ -914,11 +914,28 @@ class GenerateResult:
     def accepted(self) -> int:
         """Tokens of drafts that were chosen."""
     @property
+    def model_drafted(self) -> int:
+        """Tokens of drafts that the draft model drafted."""
+    @property
+    def model_accepted(self) -> int:
+        """Tokens that the draft model drafted and that were chosen."""
+    @property
     def prompt_seconds(self) -> float: ...
     @property
     def decode_seconds(self) -> float: ...
     @property
     def times(self) -> ForwardTimes: ...
+
+class DraftModel:
+    """A model that drafts tokens for another model of the same vocabulary, which verifies them."""
+
+    def __init__(self, model: Model, of: Model, *, window: int = 1024, kv_dtype: str = "bf16") -> None:
+        """Opens `model` to draft for `of`; it reads the last `window` tokens of a text."""
+    @property
+    def window(self) -> int: ...
+    @property
+    def session_bytes(self) -> int:
+        """Host memory that the rows of one session take, in bytes."""
 
 class DevicePlan:
     """The device memory that a prefill and a session would take, computed before any work."""
@@ -1065,6 +1082,7 @@ class Model:
         logit_bias: Mapping[int, float] | None = None,
         prompt_logprobs: int | None = None,
         draft: str = "auto",
+        draft_model: DraftModel | None = None,
     ) -> GenerateResult:
         """Feeds the prompt to the session, then generates.
 
@@ -1093,6 +1111,7 @@ class Model:
         logit_bias: Mapping[int, float] | None = None,
         prompt_logprobs: int | None = None,
         draft: str = "auto",
+        draft_model: DraftModel | None = None,
     ) -> list[GenerateResult]:
         """Generates for several sessions over one context, like generate().
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 
 #include "topkv/model.h"
@@ -60,6 +61,13 @@ class DraftModel {
   std::int64_t window() const;
   /// Returns the host memory that the rows and recurrent states of one session take, in bytes.
   std::int64_t session_bytes() const;
+
+  /// Returns the memory of a CUDA device that a draft model takes: its weights, the activations of
+  /// a step, and one session. Reads the configuration and the headers of the weights. Returns 0 for
+  /// the host. Throws FileError and Unsupported as Model::load does, and InvalidArgument for a
+  /// window out of range.
+  static std::int64_t device_bytes(const std::filesystem::path& model, const Device& device,
+                                   const DraftModelOptions& options = {});
 
   struct Impl;               ///< for topkv itself
   const Impl& impl() const;  ///< for topkv itself

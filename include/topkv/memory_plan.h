@@ -15,6 +15,7 @@
 
 #include "topkv/context.h"
 #include "topkv/device.h"
+#include "topkv/draft_model.h"
 #include "topkv/model.h"
 #include "topkv/types.h"
 
@@ -42,6 +43,9 @@ struct PlanRequest {
   bool host_search = false;  ///< RetrievalOptions::host_search: codes take no memory of the GPU
   /// How the session reads turns (RetrievalOptions::turns).
   std::optional<PrefillAttention> turns = {};
+  /// The model that drafts (DraftModel), on the same device. Empty: there is none.
+  std::filesystem::path draft_model = {};
+  DraftModelOptions drafts = {};
 };
 
 /// The part of a plan that one place has to hold, the GPU or the host. Sizes are in bytes.
@@ -92,9 +96,11 @@ struct MemoryPlan {
 /// GPU memory is what topkv allocates there, with two estimates: CUDA's own part is a guess, and
 /// codes count as the largest GPUs would hold them.
 ///
-/// Throws FileError and Unsupported as Model::load does for what it reads. Further:
-/// - InvalidArgument for tokens below 1 or above 2^36, for sizes below 0, and for an index whose
-///   memory is unknown before it is built;
+/// Throws FileError and Unsupported as Model::load does for what it reads, of the draft model, too.
+/// Further:
+/// - InvalidArgument for tokens below 1 or above 2^36, for sizes below 0, for a draft model's
+/// window
+///   out of range, and for an index whose memory is unknown before it is built;
 /// - Unsupported when no way is left;
 /// - Unsupported for a GPU when topkv was built without CUDA.
 std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,

@@ -450,11 +450,14 @@ class Model {
   /// tokens: the length of the text; 0 if it is not known. A sparse prefill needs memory for each
   /// token of one layer, which then does not count.
   ///
+  /// beside: device memory that others will take meanwhile, in bytes. It counts as used.
+  ///
   /// Throws FileError and Unsupported as load does, and Unsupported as resolve_prefill does. A plan
   /// that does not fit is returned, not thrown.
   static DevicePlan plan(const std::filesystem::path& model, const Device& device,
                          const PrefillOptions& prefill, const RetrievalOptions& retrieval,
-                         WeightFormat weights = WeightFormat::stored, std::int64_t tokens = 0);
+                         WeightFormat weights = WeightFormat::stored, std::int64_t tokens = 0,
+                         std::int64_t beside = 0);
   /// Returns whether the model has weights, complete or not: whether it is a GGUF file, or a
   /// directory with files of tensors.
   static bool has_weights(const std::filesystem::path& model);

@@ -11,6 +11,7 @@
 #include "src/context/index_on_device.h"
 #include "src/core/memory/memory.h"
 #include "src/device/compute_device.h"
+#include "src/model/draft_sizes.h"
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/model/network/key_bias.h"
@@ -38,6 +39,8 @@ const std::array<std::pair<KvDType, double>, 4> row_losses = {{{KvDType(DType::b
                                                                {{DType::q8, DType::q4}, 0.0017},
                                                                {KvDType(DType::q4), 0.5}}};
 constexpr double smaller_codes_loss = 0.02;
+
+const char* const draft_model_item = "draft model: weights, activations";
 
 template <class Value>
 struct Choice {
@@ -108,6 +111,8 @@ class Planner {
         memory_(request.memory > 0 ? request.memory : available_host_memory()) {
     device_->check_heads(config_.attention);
     Weights::settle_tie(*checkpoint_, config_);
+    if (!request.draft_model.empty())
+      drafts_ = draft_bytes(request.draft_model, request.drafts, *device_);
   }
 
   std::vector<MemoryPlan> plans() const {
@@ -169,7 +174,7 @@ class Planner {
     if (cuda) {
       DeviceMemory memory;
       memory.ceiling = request_.gpu_memory;
-      memory.used = device_->base_bytes();
+      memory.used = device_->base_bytes() + drafts_.device;
       RetrievalOptions retrieval;
       retrieval.turns = request_.turns;
       const DevicePlan on =
@@ -184,6 +189,8 @@ class Planner {
                                            device_->allocation_bytes(device_->scan_bytes(scans));
       const std::int64_t session = on.items[4].bytes + codes;
       plan.gpu = {on.items, 0, request_.gpu_memory};
+      plan.gpu.items.front().bytes -= drafts_.device;
+      if (drafts_.device > 0) plan.gpu.items.push_back({draft_model_item, drafts_.device});
       plan.gpu.items.push_back({"codes of the context", codes});
       const std::int64_t turn = turn_bytes(config_, *device_, retrieval, rows, tokens);
       plan.gpu.peak = on.peak - std::max(prefilling, on.items[4].bytes + turn) +
@@ -198,7 +205,10 @@ class Planner {
                           Forward::bytes(config_, *device_, pass) +
                               Forward::bytes(config_, *device_, session_chunk)}};
     }
+    if (!cuda && drafts_.weights > 0)
+      plan.host.items.push_back({draft_model_item, drafts_.weights + drafts_.activations});
     plan.host.items.push_back({"rows", RowStore::bytes_while_read(shape, rows, tokens, chunk)});
+    if (drafts_.rows > 0) plan.host.items.push_back({"rows of the draft model", drafts_.rows});
     if (const std::int64_t values = state_values(shape); values > 0) {
       // A snapshot each chunk of the prefill, as many as are kept, and a session's.
       const std::int64_t read =
@@ -238,6 +248,7 @@ class Planner {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::shared_ptr<const DeviceSizes> device_;
   std::int64_t memory_;
+  DraftBytes drafts_;  // zeros: there is no draft model
 };
 
 }  // namespace

@@ -2,12 +2,17 @@
 
 #include <algorithm>
 
+#include "src/attention/block_attention.h"
 #include "src/context/prefill_visibility.h"
+#include "src/core/text/format_numbers.h"
+#include "src/model/draft_sizes.h"
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/session/session_sizes.h"
 #include "src/session/turn_reader.h"
 #include "src/store/layer_states.h"
+#include "src/store/row_store.h"
+#include "topkv/error.h"
 
 namespace topkv {
 
@@ -130,15 +135,73 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   return plan;
 }
 
+RetrievalOptions draft_retrieval(std::int64_t window) {
+  RetrievalOptions options;
+  options.index = "exact";
+  options.window = options.capacity = window + few_step_tokens;
+  options.sinks = 0;
+  return options;
+}
+
+std::int64_t draft_window(const ModelConfig& config, const DraftModelOptions& options) {
+  if (options.window < least_draft_window || options.window > most_draft_window) {
+    throw InvalidArgument(fmt::format("a draft model's window of {} tokens; expected from {} to {}",
+                                      options.window, least_draft_window,
+                                      format_grouped(most_draft_window)));
+  }
+  return std::min(options.window, config.reach());
+}
+
+std::int64_t draft_session_bytes(const ModelConfig& config, const DraftModelOptions& options) {
+  const AttentionShape& shape = config.attention;
+  const std::int64_t tokens = draft_retrieval(draft_window(config, options)).capacity;
+  // Snapshots, the last state, the one before it, and memory for the next one.
+  constexpr std::int64_t states = RecurrentState::most_snapshots + 3;
+  return tokens * RowStore::bytes_per_token(shape, options.rows) +
+         states * state_values(shape) * bytes_of(DType::f32);
+}
+
+DraftBytes draft_bytes(const std::filesystem::path& model, const DraftModelOptions& options,
+                       const DeviceSizes& device) {
+  ModelConfig config = ModelConfig::load(model, options.window);
+  const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open_or_describe(model);
+  Weights::settle_tie(*checkpoint, config);
+  device.check_heads(config.attention);
+  const WeightsSize size = Weights::size(*checkpoint, config, device, WeightFormat::stored);
+  const std::int64_t step = Forward::bytes(config, device, session_chunk);
+  DraftBytes bytes;
+  bytes.reads = size.held - size.idle - (config.tied_embeddings ? 0 : size.embedding);
+  bytes.rows = draft_session_bytes(config, options);
+  bytes.weights = size.held;
+  bytes.activations = step;
+  if (!device.is_cuda()) return bytes;
+  SessionShape shape =
+      session_shape(config.attention, draft_retrieval(draft_window(config, options)), 1);
+  shape.rows = options.rows;
+  bytes.device =
+      device.allocation_bytes(size.device) +
+      (size.packed ? device.allocation_bytes(device.packed_bytes()) : 0) +
+      device.allocation_bytes(step) + device.allocation_bytes(device.decode_backend_bytes(shape)) +
+      device.allocation_bytes(joined_bytes(shape)) + device_states_bytes(config.attention, device);
+  return bytes;
+}
+
+std::int64_t DraftModel::device_bytes(const std::filesystem::path& model, const Device& device,
+                                      const DraftModelOptions& options) {
+  return draft_bytes(model, options, *device.compute()).device;
+}
+
 DevicePlan Model::plan(const std::filesystem::path& model, const Device& device,
                        const PrefillOptions& prefill, const RetrievalOptions& retrieval,
-                       WeightFormat format, std::int64_t tokens) {
+                       WeightFormat format, std::int64_t tokens, std::int64_t beside) {
   ModelConfig config = ModelConfig::load(model);
   const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open_or_describe(model);
   const std::string untied = Weights::settle_tie(*checkpoint, config);
   const ComputeDevice& compute = *device.compute();
+  DeviceMemory memory = device.memory();
+  memory.used += beside;
   DevicePlan plan = plan_device(config, Weights::size(*checkpoint, config, compute, format),
-                                compute, device.memory(), prefill, retrieval, tokens);
+                                compute, memory, prefill, retrieval, tokens);
   plan.quantised = checkpoint->quantised();
   for (const std::string& line : {untied, unread_warning(*checkpoint)}) {
     if (!line.empty()) plan.warnings.push_back(line);

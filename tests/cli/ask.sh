@@ -77,6 +77,8 @@ with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, st
     asked.stdin.close()
     assert asked.wait() == 0
 END
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 --draft-model "$model" -p "$first" -p "$second" >drafted 2>log
+holds 'a draft model changes no answer' cmp answers drafted
 "$topkv" prefill -m "$model" -f notes.txt -o graph.tkv --kv-index hnsw --device cpu 2>log || echo "FAILED: $(cat log)"
 "$topkv" ask graph.tkv -m "$model" $flags -n 9 -p "$first" -p "$second" >graph 2>log
 holds 'a graph is kept' cmp answers graph

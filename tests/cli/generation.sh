@@ -42,6 +42,10 @@ drafts() { lines -f long.txt "$@"; }
 python3 -c 'print("The sky is blue and the grass is green. The sun is over the hill by the sea. " * 20)' >long.txt
 drafts >whole && drafts --draft none >cut
 holds 'drafts change no answer' cmp whole cut
+drafts --draft-model "$model" --draft-window 64 >cut
+holds 'a draft model changes none, either' cmp whole cut
+lines --json --draft-model "$model" >events
+holds 'programs are told how many it drafted' grep -q '"model_drafted_tokens":[0-9]*,"model_accepted_tokens":[0-9]*' events
 lines --json --draft none >events
 holds 'programs are told how many there were' grep -q '"drafted_tokens":0,"accepted_tokens":0' events
 
@@ -157,6 +161,20 @@ refuses '--logprobs: .*--json' --logprobs 2
 refuses '--logprobs: expected' --json --logprobs 21
 refuses '--stop: expected a text' --stop ''
 refuses '--draft: expected auto, none or lookup' --draft some
+refuses '--draft-model does not go with --draft none' --draft none --draft-model "$model"
+refuses '--draft-window: there is no draft model; add --draft-model' --draft-window 64
+refuses '--draft-window: expected 32 to' --draft-model "$model" --draft-window 31
+"$topkv" generate -m "$model" --device cpu -p a --draft-model nowhere >out 2>err
+holds 'a draft model that is not there is refused' test $? -eq 1 -a ! -s out -a "$(grep -c '^topkv: error: nowhere: ' err)" -eq 1
+mkdir other && cp "$model"/*.json "$model"/*.safetensors other/
+python3 -c '
+import json
+tokenizer = json.load(open("other/tokenizer.json"))
+first = tokenizer["added_tokens"][0]["content"]
+text = open("other/tokenizer.json").read()
+open("other/tokenizer.json", "w").write(text.replace(json.dumps(first), json.dumps("<|another|>")))'
+"$topkv" generate -m "$model" --device cpu -p a --draft-model other >out 2>err
+holds 'a draft model of another vocabulary is refused' test $? -eq 2 -a ! -s out -a "$(grep -c 'the draft model other cannot draft for .*: .*; expected the same vocabulary' err)" -eq 1
 refuses '--min-p: expected a number from 0 to 1' --min-p 2
 refuses '--repetition-penalty: expected a number above 0' --repetition-penalty 0
 refuses '--frequency-penalty: expected a number from -2 to 2' --frequency-penalty 3

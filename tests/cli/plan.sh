@@ -11,6 +11,9 @@ plan() { "$topkv" plan "$model" --device cpu "$@" >out 2>log; }
 plan -c 64K --mem 4GiB
 holds 'a plan that fits ends with 0' test $? -eq 0
 holds 'and needs no way out' test "$(grep -c '^fits' out)" -eq 0
+plan -c 64K --mem 4GiB --draft-model "$model" --draft-window 64
+holds 'a draft model is counted' test "$(grep -c 'draft model' out)" -eq 2
+holds 'and is among the flags' grep -q "^run .* --draft-model $model --draft-window 64 --device cpu" out
 plan -c 64K --mem 4GiB --kv-host-search
 holds 'a search that is left to the host is among the flags' grep -q '^run .*--kv-host-search' out
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tests/support/bundled_model.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/device.h"
 #include "topkv/error.h"
@@ -149,6 +150,25 @@ TEST(MemoryPlan, CountsThePassOfATurn) {
   EXPECT_GE(with.peak, without.peak);
   EXPECT_EQ(with.peak - without.peak, with.items[1].bytes - without.items[1].bytes);
   EXPECT_GE(with.items[1].bytes, without.items[1].bytes);
+}
+
+TEST(MemoryPlan, CountsADraftModel) {
+  PlanRequest request{.tokens = 4096, .memory = 64LL << 30};
+  const PlacePlan without = memory_plans(bundled_folder, request).front().host;
+  request.draft_model = bundled_folder;
+  const PlacePlan with = memory_plans(bundled_folder, request).front().host;
+  const std::int64_t rows = item(with, "rows of the draft model");
+  const std::int64_t others = item(with, "draft model: weights, activations");
+  EXPECT_EQ(with.peak, without.peak + rows + others);
+  EXPECT_GT(others, item(with, "weights"));
+  const auto model = std::make_shared<const Model>(::test::bundled(Device()));
+  EXPECT_EQ(rows, DraftModel(model, *model).session_bytes());
+  request.drafts.window = 4096;
+  EXPECT_GT(item(memory_plans(bundled_folder, request).front().host, "rows of the draft model"),
+            3 * rows);
+  request.drafts.window = 1;
+  EXPECT_THROW(memory_plans(bundled_folder, request), InvalidArgument);
+  EXPECT_EQ(DraftModel::device_bytes(bundled_folder, Device()), 0);
 }
 
 TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/model/generate/draft_length.h"
 #include "src/serve/run/prompt_boundary.h"
 #include "tests/serve/serving.h"
 #include "tests/support/temp_directory.h"
@@ -223,6 +224,44 @@ TEST(ServeService, PromptsTogetherAreAnsweredAsEachAlone) {
   }
   request.prompts = prompts;
   EXPECT_EQ(service.answer(request).answer->usage().prompt, tokens);
+}
+
+// Answers that are asked for alone, together, and by a next turn of a kept session.
+TEST(ServeService, ADraftModelChangesNoAnswer) {
+  const std::shared_ptr<const Model> itself(std::shared_ptr<void>(), &model());
+  const auto drafts =
+      std::make_shared<const DraftModel>(itself, model(), DraftModelOptions{.window = 128});
+  ServiceOptions drafting = options();
+  drafting.kept_bytes = std::int64_t{1} << 30;
+  drafting.draft_model = drafts;
+  ServiceOptions plain = drafting;
+  plain.draft_model = nullptr;
+  plain.draft = Draft::none;
+  Service with(model(), {}, drafting);
+  Service without(model(), {}, plain);
+  DraftLength::forced = 4;
+  std::string prompt = "The grass is green, and then there was";
+  for (int turn = 0; turn < 3; ++turn) {
+    AnswerRequest request = asking({prompt}, 20);
+    if (turn == 1) request.options.choices = 2;
+    const std::vector<Event> got = answers(with, request);
+    const std::vector<Event> want = answers(without, request);
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].text, want[i].text) << turn;
+      EXPECT_EQ(got[i].finish, want[i].finish) << turn;
+    }
+    prompt += got[0].text;
+  }
+  DraftLength::forced = 0;
+  // What is kept of an answer has the rows of the draft model, too.
+  const auto kept_bytes = [](const Service& service) {
+    const std::string text = service.metrics_text();
+    const std::string name = "\ntopkv_kept_sessions_bytes ";
+    return std::stoll(text.substr(text.find(name) + name.size()));
+  };
+  EXPECT_TRUE(becomes_idle(with.scheduler()) && becomes_idle(without.scheduler()));
+  EXPECT_GE(kept_bytes(with) - kept_bytes(without), drafts->session_bytes());
 }
 
 TEST(ServeService, EchoedPromptsAreScoredAsTheModelScoresThem) {

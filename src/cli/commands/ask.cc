@@ -65,11 +65,13 @@ void check_flags(const AskFlags& flags) {
 class Asking {
  public:
   Asking(const AskFlags& flags, const Model& model, LoadedContext loaded,
-         std::optional<ChatTemplate> chat, ProgressBar& progress)
+         std::optional<ChatTemplate> chat, std::shared_ptr<const DraftModel> drafts,
+         ProgressBar& progress)
       : flags_(flags),
         model_(model),
         loaded_(std::move(loaded)),
         chat_(std::move(chat)),
+        drafts_(std::move(drafts)),
         progress_(progress) {}
 
   /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
@@ -156,6 +158,7 @@ class Asking {
     std::vector<double> first_token(count);
     TokenLogprobs logprobs = {.chosen = {.token = -1}, .top = {}};
     GenerateOptions options = generate_options(flags_.answers, model_.config().sampling);
+    options.draft_model = drafts_;
     if (options.sampling.repetition_penalty != 1) options.before = loaded_.origin.tokens;
     if (chat_) {
       const ChatAnswers answers(*chat_, model_.tokenizer());
@@ -205,6 +208,8 @@ class Asking {
       json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
       json["drafted_tokens"] = result.drafted;
       json["accepted_tokens"] = result.accepted;
+      json["model_drafted_tokens"] = result.model_drafted;
+      json["model_accepted_tokens"] = result.model_accepted;
       print_event(json);
       return;
     }
@@ -218,6 +223,7 @@ class Asking {
   const Model& model_;
   LoadedContext loaded_;
   std::optional<ChatTemplate> chat_;
+  std::shared_ptr<const DraftModel> drafts_;
   ProgressBar& progress_;
   std::int64_t answered_ = 0;  // prompts
 };
@@ -236,8 +242,9 @@ int run_ask(AskFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
-  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
-                                 flags.length.value_or(info.length), turns_of(flags));
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
+                 flags.length.value_or(info.length), turns_of(flags), flags.answers.drafts);
   const std::string own = model.fingerprint();
   check_model_of(flags.file, info.model, info.made_with, own, flags.model);
   // Another model may have no chat template, so the error says first that it is another one.
@@ -257,7 +264,8 @@ int run_ask(AskFlags flags) {
                                      .quiet = flags.answers.quiet},
                                     info, flags.model, flags.retrieval, own, device, progress);
   check_ids(flags.file, loaded.origin.tokens, model.config().vocab_size);
-  Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
+  Asking asking(flags, model, std::move(loaded), std::move(chat),
+                load_draft_model(flags.answers.drafts, model, progress), progress);
   stop_if_interrupted();
   asking.ask(flags.prompts);
   if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;

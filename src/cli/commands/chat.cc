@@ -57,11 +57,12 @@ void check_flags(const ChatFlags& flags) {
 class Chat {
  public:
   Chat(const ChatFlags& flags, const Model& model, Conversation conversation, ChatAnswers answers,
-       ProgressBar& progress)
+       std::shared_ptr<const DraftModel> drafts, ProgressBar& progress)
       : flags_(flags),
         model_(model),
         conversation_(std::move(conversation)),
         answers_(std::move(answers)),
+        drafts_(std::move(drafts)),
         progress_(progress) {
     read(conversation_.before_questions());
   }
@@ -155,6 +156,7 @@ class Chat {
         answered_);
     GenerateOptions options = generate_options(flags_.answers, model_.config().sampling);
     options.max_tokens = most;
+    options.draft_model = drafts_;
     options.progress = progress_.brief_callback("prompt");
     options.before.assign(asked.begin(), asked.end() - std::ssize(prompt));
     answers_.prepare(options);
@@ -187,6 +189,8 @@ class Chat {
       json["decode_seconds"] = result.decode_seconds;
       json["drafted_tokens"] = result.drafted;
       json["accepted_tokens"] = result.accepted;
+      json["model_drafted_tokens"] = result.model_drafted;
+      json["model_accepted_tokens"] = result.model_accepted;
       json["conversation_tokens"] = session_->tokens();
       print_event(json);
     }
@@ -218,6 +222,7 @@ class Chat {
   const Model& model_;
   Conversation conversation_;
   ChatAnswers answers_;
+  std::shared_ptr<const DraftModel> drafts_;
   ProgressBar& progress_;
   std::optional<Session> session_;
   std::int64_t answered_ = 0;  // questions
@@ -234,13 +239,14 @@ int run_chat(ChatFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
-  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress, 0,
-                                 turn_attention(flags.prefill, flags.retrieval.sinks));
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, 0,
+                 turn_attention(flags.prefill, flags.retrieval.sinks), flags.answers.drafts);
   ChatAnswers answers(chat_template, model.tokenizer());
   Chat chat(flags, model,
             Conversation(std::move(chat_template), model.tokenizer(), flags.system, text,
                          template_variables(flags.variables)),
-            std::move(answers), progress);
+            std::move(answers), load_draft_model(flags.answers.drafts, model, progress), progress);
   const bool prompts = ::isatty(STDIN_FILENO) != 0;
   bool all_asked = true;
   bool any_asked = false;

@@ -164,6 +164,8 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
   json["drafted_tokens"] = result.drafted;
   json["accepted_tokens"] = result.accepted;
+  json["model_drafted_tokens"] = result.model_drafted;
+  json["model_accepted_tokens"] = result.model_accepted;
   json["temperature"] = figures.sampling.temperature;
   json["top_k"] = figures.sampling.top_k;
   json["top_p"] = figures.sampling.top_p;
@@ -199,6 +201,8 @@ GenerateResult sum_of(std::span<const GenerateResult> results) {
     sum.steps += one.steps;
     sum.drafted += one.drafted;
     sum.accepted += one.accepted;
+    sum.model_drafted += one.model_drafted;
+    sum.model_accepted += one.model_accepted;
     sum.decode_seconds = std::max(sum.decode_seconds, one.decode_seconds);
     if (one.finish != sum.finish) sum.finish = Finish::length;
   }
@@ -264,10 +268,11 @@ int run_generate(GenerateFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
-  const Model model =
-      load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
-                 flags.length.value_or(0), turn_attention(flags.prefill, flags.retrieval.sinks));
+  const Model model = load_model(
+      flags.model, device, flags.prefill, flags.retrieval, progress, flags.length.value_or(0),
+      turn_attention(flags.prefill, flags.retrieval.sinks), flags.answers.drafts);
   GenerateOptions options = generate_options(flags.answers, model.config().sampling);
+  options.draft_model = load_draft_model(flags.answers.drafts, model, progress);
   if (follows_model(flags.answers) && !model.config().sampling_warning.empty())
     progress.note(warning_line(model.config().sampling_warning));
   const Tokenizer& tokenizer = model.tokenizer();

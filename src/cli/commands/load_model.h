@@ -1,10 +1,12 @@
 // Loads the model of a command, once it is known to fit.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/progress_bar.h"
+#include "topkv/draft_model.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
@@ -16,14 +18,23 @@ namespace topkv::cli {
 ///
 /// turns: how sessions over it read turns, whose memory the plan counts.
 ///
+/// drafts: of the model that is to draft for it, whose memory the plan counts.
+///
 /// progress: shows the conversion of weights, and the model's warnings as lines of their own. It
 /// must outlive the model. Warnings may come from many threads.
 ///
 /// Before anything is loaded, throws OutOfMemory when the plan does not fit, with the smallest
-/// change that would, and Unsupported for a prefill that the device does not have. Throws what
-/// Model::load throws.
+/// change that would, and Unsupported for a prefill that the device does not have. Throws
+/// UsageError for a draft model that the device does not let draft. Throws what Model::load throws.
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
                  const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0,
-                 const std::optional<PrefillAttention>& turns = {});
+                 const std::optional<PrefillAttention>& turns = {}, const DraftFlags& drafts = {});
+
+/// Loads the model that drafts for another one, on the other model's device. Null: the flags name
+/// none. progress: shows its warnings, and must outlive it.
+///
+/// Throws what Model::load and DraftModel's constructor throw.
+std::shared_ptr<const DraftModel> load_draft_model(const DraftFlags& flags, const Model& of,
+                                                   ProgressBar& progress);
 
 }  // namespace topkv::cli

@@ -32,6 +32,7 @@ struct PlanFlags {
   std::string weights;
   RetrievalFlags retrieval;  // index and host search
   PrefillFlags prefill;      // mode, format and memory of rows
+  DraftFlags drafts;         // model and window
   bool json = false;
 };
 
@@ -44,6 +45,8 @@ PlanRequest request_of(const PlanFlags& flags) {
   if (!flags.retrieval.indices.empty()) request.index = flags.retrieval.indices.front();
   request.host_search = flags.retrieval.host_search;
   request.turns = turn_attention(flags.prefill, PrefillAttention().sinks);
+  request.draft_model = flags.drafts.model;
+  request.drafts = draft_model_options(flags.drafts);
   if (!flags.gpu_memory.empty()) {
     if (flags.device == "cpu")
       throw UsageError("--gpu-mem does not go with --device cpu; give one of them");
@@ -177,6 +180,14 @@ std::string prefill_text(const PrefillFlags& flags) {
   return text;
 }
 
+/// The flags that name the draft model, as they are given to other commands.
+std::string draft_flags_text(const DraftFlags& flags, bool gpu) {
+  if (flags.model.empty()) return {};
+  std::string text = " --draft-model " + printable(flags.model);
+  if (flags.window) text += fmt::format(" --draft-window {}", *flags.window);
+  return gpu ? text + " --draft lookup" : text;
+}
+
 /// "2.1GiB more of the GPU's memory and 3GiB more of the host's"
 std::string missing_text(const MemoryPlan& plan) {
   std::string text;
@@ -252,13 +263,15 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
     fmt::print("better    nothing: this is the most exact there is\n");
   }
   fmt::print("run       topkv generate -m {} {}{}{} -f FILE -p QUESTION\n",
-             printable(flags.directory), shown.flags(), prefill_text(flags.prefill),
+             printable(flags.directory), shown.flags(),
+             prefill_text(flags.prefill) + draft_flags_text(flags.drafts, !shown.gpu.items.empty()),
              shown.gpu.items.empty()    ? " --device cpu"
              : flags.gpu_memory.empty() ? ""
                                         : " --gpu-mem " + flags.gpu_memory);
 }
 
 int run_plan(const PlanFlags& flags) {
+  check_flags(flags.drafts);
   PlanRequest request = request_of(flags);
   const ModelConfig config = described_model(flags.directory);
   request.prefill = prefill_attention(flags.prefill, PrefillAttention().sinks);
@@ -301,7 +314,7 @@ Run add_plan(CLI::App& app) {
   bind("--device", flags->device);
   bind("--gpu-mem", flags->gpu_memory);
   bind("--weights", flags->weights);
-  bind.all(flags->retrieval, flags->prefill);
+  bind.all(flags->retrieval, flags->prefill, flags->drafts);
   bind("--json", flags->json);
   return [flags] {
     resolve_model_flag(flags->directory, flags->argument, "plan");

@@ -50,7 +50,7 @@ struct ServeFlags {
   std::string keep;
   std::optional<std::int64_t> length;
   bool mapped = false;
-  std::string draft;
+  DraftFlags drafts;
 };
 
 std::string name_of_file(const std::string& file) {
@@ -78,6 +78,7 @@ std::int64_t kept_bytes(const ServeFlags& flags) {
 
 void check_flags(const ServeFlags& flags) {
   check_flags(flags.retrieval, flags.prefill);
+  check_flags(flags.drafts);
   server_options(flags);
   kept_bytes(flags);
   for (const std::string& alias : flags.aliases) {
@@ -163,8 +164,9 @@ int run_serve(ServeFlags flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
-  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress,
-                                 length, turn_attention(flags.prefill, flags.retrieval.sinks));
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length,
+                 turn_attention(flags.prefill, flags.retrieval.sinks), flags.drafts);
   const std::int64_t layers = model.config().attention.layers;
   const std::string& index = flags.retrieval.indices.front();
   serve::ReadingOptions reading = {
@@ -182,7 +184,8 @@ int run_serve(ServeFlags flags) {
                           .aliases = flags.aliases,
                           .room = flags.room,
                           .kept_bytes = kept_bytes(flags),
-                          .draft = parse_draft(flags.draft),
+                          .draft = parse_draft(flags.drafts.mode),
+                          .draft_model = load_draft_model(flags.drafts, model, progress),
                           .limits = {.queue = flags.queue, .batch = flags.batch},
                           .reading = std::move(reading),
                           .on_turns = tell_turns});
@@ -225,7 +228,7 @@ Run add_serve(CLI::App& app) {
   const auto flags = std::make_shared<ServeFlags>();
   FlagBinder bind(*add_command(app, "serve"));
   bind.operand(flags->files);
-  bind.all(flags->model, flags->retrieval, flags->prefill);
+  bind.all(flags->model, flags->retrieval, flags->prefill, flags->drafts);
   bind("--host", flags->host);
   bind("--port", flags->port);
   bind("--api-key", flags->api_key);
@@ -235,7 +238,6 @@ Run add_serve(CLI::App& app) {
   bind("--room", flags->room);
   bind("--keep", flags->keep);
   bind("--length", flags->length);
-  bind("--draft", flags->draft);
   bind("--mmap", flags->mapped);
   return [flags] { return run_serve(*flags); };
 }

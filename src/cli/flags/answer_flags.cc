@@ -6,6 +6,7 @@
 namespace topkv::cli {
 
 void check_flags(const AnswerFlags& flags) {
+  check_flags(flags.drafts);
   if (flags.logprobs && !flags.json)
     throw UsageError("--logprobs: is printed with events of tokens only; add --json");
 }
@@ -20,7 +21,7 @@ GenerateOptions generate_options(const AnswerFlags& answers, const SamplingOptio
   how.frequency_penalty = answers.frequency_penalty;
   how.presence_penalty = answers.presence_penalty;
   options.logprobs = answers.logprobs.value_or(-1);
-  options.draft = parse_draft(answers.draft);
+  options.draft = parse_draft(answers.drafts.mode);
   return options;
 }
 

@@ -21,7 +21,7 @@ struct AnswerFlags {
   double presence_penalty = 0;
   std::optional<std::int64_t> logprobs;  ///< not set: none
   std::vector<std::string> stop;
-  std::string draft;
+  DraftFlags drafts;
   bool quiet = false;
   bool json = false;
 };
@@ -35,7 +35,7 @@ void visit_flags(AnswerFlags& flags, auto& visit) {
   visit("--presence-penalty", flags.presence_penalty);
   visit("--logprobs", flags.logprobs);
   visit("--stop", flags.stop);
-  visit("--draft", flags.draft);
+  visit_flags(flags.drafts, visit);
   visit("--quiet", flags.quiet);
   visit("--json", flags.json);
 }

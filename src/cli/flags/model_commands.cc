@@ -193,6 +193,7 @@ CommandHelp ask_command() {
 CommandHelp serve_command() {
   FlagGroup prefill = prefill_flags("auto");
   prefill.title = "prefill of texts that clients send";
+  const FlagGroup drafts = {"drafts", draft_flags()};
   return {
       "serve",
       "serve contexts over HTTP to many clients of OpenAI's API",
@@ -220,8 +221,8 @@ CommandHelp serve_command() {
          Flag("--keep", value::or_word(value::bytes(), "0"),
               "keep rows of ended answers for prompts that continue their texts; 0 keeps none", "",
               "1/4 of free memory"),
-         draft_flag(), Flag("--mmap", {}, "leave rows in the files"),
-         length_flag("as the contexts were read")}},
+         Flag("--mmap", {}, "leave rows in the files"), length_flag("as the contexts were read")}},
+       drafts,
        with_index(retrieval_flags("64"), "find rows of all contexts with this index",
                   "a FILE's own; codes for texts of clients"),
        prefill},

@@ -65,6 +65,21 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   return options;
 }
 
+void check_flags(const DraftFlags& flags) {
+  if (flags.model.empty()) {
+    if (flags.window)
+      throw UsageError("--draft-window: there is no draft model; add --draft-model");
+  } else if (flags.mode == name_of(Draft::none)) {
+    throw UsageError("--draft-model does not go with --draft none; leave one of them out");
+  }
+}
+
+DraftModelOptions draft_model_options(const DraftFlags& flags) {
+  DraftModelOptions options;
+  if (flags.window) options.window = *flags.window;
+  return options;
+}
+
 bool learns_queries(const std::string& index) {
   try {
     return IndexSpec(index).learns_queries();

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "src/cli/terminal/parse_numbers.h"
+#include "topkv/draft_model.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
@@ -65,6 +66,22 @@ struct SamplingFlags {
   std::optional<std::int64_t> top_k;
   std::uint64_t seed = 0;
 };
+
+struct DraftFlags {
+  std::string mode;                    ///< of name_of(Draft)
+  std::string model;                   ///< empty: no model drafts
+  std::optional<std::int64_t> window;  ///< not set: the library's
+};
+
+void visit_flags(DraftFlags& flags, auto& visit) {
+  visit("--draft", flags.mode);
+  visit("--draft-model", flags.model);
+  visit("--draft-window", flags.window);
+}
+
+/// Throws UsageError for flags that do not go together.
+void check_flags(const DraftFlags& flags);
+DraftModelOptions draft_model_options(const DraftFlags& flags);
 
 void visit_flags(ModelFlags& flags, auto& visit) {
   visit("--model", flags.directory);

@@ -3,7 +3,10 @@
 #include <oneapi/tbb/info.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
+
+#include "topkv/draft_model.h"
 
 namespace topkv::cli {
 namespace {
@@ -78,11 +81,22 @@ FlagGroup model_flags(const std::string& weights) {
                 "use at most N threads", "", "all cores")}};
 }
 
-Flag draft_flag() {
-  return Flag(
-      "--draft", value::choice("MODE", {"auto", "none", "lookup"}),
-      "draft tokens from the text: auto where answers stay as they are, lookup on a GPU, too",
-      "auto");
+std::vector<Flag> draft_model_flags(const std::string& meaning) {
+  return {Flag("--draft-model", value::model(), meaning, "", "none"),
+          Flag("--draft-window", value::count(least_draft_window, most_draft_window),
+               "let the draft model read the last N tokens of a text", "",
+               std::to_string(DraftModelOptions().window))};
+}
+
+std::vector<Flag> draft_flags() {
+  std::vector<Flag> flags = draft_model_flags(
+      "draft with this smaller model of the same vocabulary where the text has no draft");
+  flags.insert(
+      flags.begin(),
+      Flag("--draft", value::choice("MODE", {"auto", "none", "lookup"}),
+           "draft tokens from the text: auto where answers stay as they are, lookup on a GPU, too",
+           "auto"));
+  return flags;
 }
 
 FlagGroup sampling_flags(const std::string& predict, const std::string& otherwise) {
@@ -119,8 +133,9 @@ FlagGroup answer_flags(const std::string& predict) {
             "subtract X once from the score of each generated token, -2 to 2", "0"),
        Flag("--stop", value::repeated(value::prose("a text")),
             "end an answer before this text or special token; repeat for several; \\n, \\t, \\r, "
-            "\\\\ as in C"),
-       draft_flag()});
+            "\\\\ as in C")});
+  const std::vector<Flag> drafts = draft_flags();
+  flags.insert(flags.end() - 1, drafts.begin(), drafts.end());
   return group;
 }
 

@@ -13,7 +13,9 @@ Flag required(Flag flag);
 /// run.json has the flag only if it is given.
 Flag if_given(Flag flag);
 Flag length_flag(const std::string& otherwise);
-Flag draft_flag();
+std::vector<Flag> draft_flags();
+/// The flags of a draft model.
+std::vector<Flag> draft_model_flags(const std::string& meaning);
 Flag profile_flag();
 Flag folder_flag(const std::string& meaning, const std::string& otherwise = {});
 Flag fresh_flag();

@@ -90,7 +90,8 @@ CommandHelp plan_command() {
               "is quicker",
               "auto"),
          shared_flag("--prefill-window"), shared_flag("--prefill-keys"),
-         json_flag("print one JSON object, with every way")}}},
+         with_meaning("--draft-model", "count this draft model, too"),
+         shared_flag("--draft-window"), json_flag("print one JSON object, with every way")}}},
       {"topkv plan models/needle-14m",
        "topkv plan Qwen2.5-7B-Instruct-1M -c 1M --gpu-mem 16GiB --mem 64GiB"},
       {Flag("DIR", value::model(FlagValue::Kind::description))}};

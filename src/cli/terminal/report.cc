@@ -178,9 +178,13 @@ std::string sampling_text(const SamplingOptions& sampling) {
 }
 
 std::string draft_text(const GenerateResult& result) {
-  return fmt::format("{} of {} tokens accepted, {:.2f} tokens per step",
-                     format_grouped(result.accepted), format_grouped(result.drafted),
-                     result.tokens_per_step());
+  std::string text = fmt::format("{} of {} tokens accepted", format_grouped(result.accepted),
+                                 format_grouped(result.drafted));
+  if (result.model_drafted > 0) {
+    text += fmt::format(" ({} of {} by the draft model)", format_grouped(result.model_accepted),
+                        format_grouped(result.model_drafted));
+  }
+  return text + fmt::format(", {:.2f} tokens per step", result.tokens_per_step());
 }
 
 std::string time_shares(const ForwardTimes& times) {

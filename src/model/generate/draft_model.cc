@@ -7,12 +7,9 @@
 #include <utility>
 
 #include "src/core/memory/memory.h"
-#include "src/core/text/format_numbers.h"
 #include "src/core/text/printable.h"
+#include "src/model/draft_sizes.h"
 #include "src/model/generate/draft_reader.h"
-#include "src/model/generate/draft_sizes.h"
-#include "src/store/layer_states.h"
-#include "src/store/row_store.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -61,24 +58,6 @@ double bytes_read(const Model::Impl& model) {
 }
 
 }  // namespace
-
-std::int64_t draft_window(const ModelConfig& config, const DraftModelOptions& options) {
-  if (options.window < least_draft_window || options.window > most_draft_window) {
-    throw InvalidArgument(fmt::format("a draft model's window of {} tokens; expected from {} to {}",
-                                      options.window, least_draft_window,
-                                      format_grouped(most_draft_window)));
-  }
-  return std::min(options.window, config.reach());
-}
-
-std::int64_t draft_session_bytes(const ModelConfig& config, const DraftModelOptions& options) {
-  const AttentionShape& shape = config.attention;
-  const std::int64_t tokens = draft_retrieval(draft_window(config, options)).capacity;
-  // Snapshots, the last state, the one before it, and memory for the next one.
-  constexpr std::int64_t states = RecurrentState::most_snapshots + 3;
-  return tokens * RowStore::bytes_per_token(shape, options.rows) +
-         states * state_values(shape) * bytes_of(DType::f32);
-}
 
 DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& of,
                        const DraftModelOptions& options) {

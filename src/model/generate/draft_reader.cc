@@ -5,16 +5,9 @@
 #include "src/core/math/convert.h"
 #include "src/core/math/vector_math.h"
 #include "src/device/compute_device.h"
+#include "src/model/draft_sizes.h"
 
 namespace topkv {
-
-RetrievalOptions draft_retrieval(std::int64_t window) {
-  RetrievalOptions options;
-  options.index = "exact";
-  options.window = options.capacity = window + few_step_tokens;
-  options.sinks = 0;
-  return options;
-}
 
 DraftReader::DraftReader(const std::shared_ptr<const DraftModel>& model)
     : model_(model),

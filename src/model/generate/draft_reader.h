@@ -24,10 +24,6 @@ struct DraftModel::Impl {
   double cost = 0;  // of a token, in steps of the other model; on a CUDA device alone
 };
 
-/// The options of a draft model's session, which attends all that it has read. It has room for the
-/// window and for a draft behind it.
-RetrievalOptions draft_retrieval(std::int64_t window);
-
 /// The end of a session's text in a session of a draft model.
 ///
 /// It compares the text with what it has read, each time it is to read on. Whatever was forgotten

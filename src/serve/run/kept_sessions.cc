@@ -21,8 +21,8 @@ void KeptSessions::take_out(std::list<Entry>::iterator entry, std::list<Entry>& 
 void KeptSessions::keep(KeptSession kept) {
   kept.session.snapshot();  // where the next turn may come back to; no device has its states then
   const SessionStats& stats = kept.session.stats();
-  const std::int64_t bytes =
-      kept.most_tokens * row_bytes(kept.session.context()) + stats.coded_bytes + stats.states_bytes;
+  const std::int64_t bytes = kept.most_tokens * row_bytes(kept.session.context()) +
+                             stats.coded_bytes + stats.states_bytes + stats.draft_bytes;
   if (bytes > most_bytes_) return;
   const std::int64_t coded = stats.coded_tokens;
   std::list<Entry> last, gone;  // gone: ends when the mutex is free again

@@ -13,6 +13,7 @@
 
 #include "src/core/threads/stopwatch.h"
 #include "src/serve/run/seat.h"
+#include "topkv/draft_model.h"
 #include "topkv/error.h"
 #include "topkv/generation.h"
 
@@ -100,6 +101,8 @@ std::shared_ptr<Answer> Scheduler::ask(std::vector<Question> questions) {
       seat->capacity = std::ssize(asked->prompt) + asked->options.max_tokens + 1;
       seat->row_bytes = shape.bytes_per_token(context.dtype());
       seat->state_bytes = state_bytes_of(shape);
+      if (const auto& drafts = asked->options.draft_model)
+        seat->draft_bytes = drafts->session_bytes();
       seats.push_back(std::move(seat));
     }
   }

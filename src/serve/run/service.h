@@ -16,6 +16,7 @@
 #include "src/serve/run/scheduler.h"
 #include "src/serve/run/served_names.h"
 #include "topkv/chat_template.h"
+#include "topkv/draft_model.h"
 #include "topkv/model.h"
 
 namespace topkv::serve {
@@ -27,7 +28,8 @@ struct ServiceOptions {
   /// Host memory for sessions of ended answers, for prompts that go on from them; 0: none are kept.
   std::int64_t kept_bytes = 0;
   Draft draft = Draft::automatic;  ///< of all answers
-  SchedulerLimits limits;          ///< their room is the one above
+  std::shared_ptr<const DraftModel> draft_model = {};
+  SchedulerLimits limits;  ///< their room is the one above
   ReadingOptions reading;
   TurnsFn on_turns = {};  ///< may be empty
 };

@@ -105,6 +105,7 @@ GenerateOptions Service::options_of(const AnswerRequest& request,
   sampling.logit_bias = asked.logit_bias;
   options.stop = asked.stop;
   options.draft = options_.draft;
+  options.draft_model = options_.draft_model;
   if (request.chat) options.spelled = form_.spelled(model_.tokenizer(), !request.tools.empty());
   options.logprobs = asked.logprobs.value_or(-1);
   if (request.echo) options.prompt_logprobs = options.logprobs;
