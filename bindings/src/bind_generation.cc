@@ -212,7 +212,8 @@ void bind_draft_model(py::module_& module) {
 
 }  // namespace
 
-void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
+void bind_generate(py::module_& module, py::class_<Model, std::shared_ptr<Model>>& model) {
+  bind_draft_model(module);
   const auto def = [&](const char* name, const auto& call, const char* first, const char* second,
                        const char* says) {
     model.def(name, call, py::arg(first), py::arg(second), py::arg("max_tokens") = 128,
@@ -293,7 +294,6 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
 
 void bind_generation(py::module_& module) {
   bind_results(module);
-  bind_draft_model(module);
   module.def(
       "_sampling_distribution",
       [](const std::vector<float>& logits, const py::object& prompt, const py::object& answer,

@@ -271,7 +271,7 @@ void bind_model(py::module_& module) {
       "A loaded checkpoint: a directory in Hugging Face layout, or a GGUF file, of a family that "
       "docs/reference/models.md lists. Safe from many threads, each with its own session.",
       py::release_gil_before_calling_cpp_dtor());
-  bind_generate(model);
+  bind_generate(module, model);
   model
       .def_static(
           "load",

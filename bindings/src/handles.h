@@ -140,7 +140,7 @@ void bind_model(py::module_& module);
 /// Options and results of generation, and what checks the sampler.
 void bind_generation(py::module_& module);
 /// What of a Model generates.
-void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model);
+void bind_generate(py::module_& module, py::class_<Model, std::shared_ptr<Model>>& model);
 /// What evaluates, for the submodule _eval: topkv.eval is its only user.
 void bind_eval_tasks(py::module_& module);
 void bind_eval_results(py::module_& module);
