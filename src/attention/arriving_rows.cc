@@ -1,7 +1,5 @@
 #include "src/attention/arriving_rows.h"
 
-#include <hwy/contrib/sort/vqsort.h>
-
 #include <algorithm>
 
 #include "src/attention/prefetch_rows.h"
@@ -53,14 +51,12 @@ void ArrivingRows::score_quad(const std::int64_t* positions) {
   scored_ += quad;
 }
 
-/// By vectors: branches that depend on where rows lie are guessed wrongly, half of them, and took a
-/// sixth of a thread's time.
+/// As numbers: comparing by way of the positions takes twice as long.
 void ArrivingRows::sort_arrived() {
-  thread_local hwy::Sorter sort;
   order_.clear();
   for (const std::int64_t position : arrived_)
     order_.push_back(static_cast<std::uint64_t>(position) << 32 | order_.size());
-  sort(order_.data(), order_.size(), hwy::SortAscending());
+  std::ranges::sort(order_);
   positions_.clear();
   for (const std::uint64_t of : order_) positions_.push_back(static_cast<std::int64_t>(of >> 32));
 }
