@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t list_memory = std::int64_t{1} << 20;  // for the lists of one scan
 // Of a token: what 15 threads take once or, where there are many heads or rows, twice.
 constexpr std::int64_t most_lists = 14;
-constexpr std::int64_t many_rows = 512;  // of a KV head
+constexpr std::int64_t many_rows = 256;  // of a KV head
 
 std::int64_t list_bytes(std::int64_t rows) { return (1 + rows) * std::int64_t{sizeof(int)}; }
 
