@@ -201,8 +201,8 @@ struct GenerateResult {
   std::int64_t steps = 0;
   std::int64_t drafted = 0;         ///< tokens of drafts
   std::int64_t accepted = 0;        ///< tokens of drafts that the model chose
-  std::int64_t model_drafted = 0;   ///< of `drafted`, tokens that the draft model drafted
-  std::int64_t model_accepted = 0;  ///< of `accepted`, tokens that the draft model drafted
+  std::int64_t model_drafted = 0;   ///< tokens that the draft model drafted
+  std::int64_t model_accepted = 0;  ///< accepted tokens that it drafted
   double prompt_seconds = 0;        ///< time of reading the prompt
   double decode_seconds = 0;        ///< time of all steps after it
   ForwardTimes times;               ///< times of the forward passes
