@@ -338,7 +338,7 @@ void bind_session(py::module_& module) {
             return self.session.turn_shares();
           },
           "What the tokens of turns attended so far: one PrefillShare per layer. Nothing in layers "
-          "without a choice, and for turns that were read densely.")
+          "without a choice, and for turns that were read in the mode \"dense\".")
       .def("__repr__", [](const SessionHandle& self) {
         return fmt::format(
             "<Session of {} own tokens over {} of the context, index {}, tail {}, on {}>",

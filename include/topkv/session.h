@@ -521,8 +521,9 @@ class Session {
   /// steps the session.
   const std::vector<StepTimes>& step_times() const;
   /// Returns what the tokens of turns attended (RetrievalOptions::turns): [layers]. A layer whose
-  /// tokens do not choose keys has none. Tokens that truncate() took away count. A fork begins with
-  /// the shares of the session that it was made of.
+  /// tokens do not choose keys has none; in Prefill::automatic, tokens that are read densely count
+  /// where they would choose later. Tokens that truncate() took away count. A fork begins with the
+  /// shares of the session that it was made of.
   std::vector<PrefillShare> turn_shares() const;
   /// Returns the figures of each layer's tail: [layers]. On a CUDA device it waits for the steps
   /// that were given.

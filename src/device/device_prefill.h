@@ -40,6 +40,15 @@ struct PrefillRows {
   std::int64_t tokens = 0;
 };
 
+/// Returns the share of tokens from position `first` on that attend all earlier ones and
+/// themselves.
+inline PrefillShare dense_share(std::int64_t kv_heads, std::int64_t first, std::int64_t tokens) {
+  const auto count = static_cast<double>(tokens);
+  const auto heads = static_cast<double>(kv_heads);
+  const double keys = heads * count * (static_cast<double>(first) + (count + 1) / 2);
+  return {tokens * kv_heads, heads * count, keys, keys};
+}
+
 /// Attention of a prefill, chunk by chunk and layer by layer. One thread at a time.
 class DevicePrefill {
  public:

@@ -87,6 +87,7 @@ void TurnReader::open(std::int64_t first, std::int64_t end) {
                                                     .chunk = chunk_,
                                                     .capacity = room_});
   before_ = shares_;
+  counts_dense_ = options.turns->mode == Prefill::automatic && fitting.mode == Prefill::dense;
   prefill_ = device.prefill_attention(session_.shape, visibility(session_, fitting), chunk_,
                                       {.store = session_.own->rows(),
                                        .before = &session_.segments[0].states->rows(),
@@ -111,6 +112,10 @@ void TurnReader::read(const AttentionStep& step) {
     session_.backend.window->add(part, at);
   }
   reach_fault("session.turn");
+  if (counts_dense_ && session_.shape.attends_all(step.layer) &&
+      step.layer >= session_.spec.dense_layers) {
+    before_[layer] += dense_share(session_.shape.kv_heads_of(step.layer), first, step.tokens);
+  }
   PrefillShare share = before_[layer];
   share += prefill_->share(step.layer);
   shares_[layer] = share;

@@ -71,6 +71,7 @@ class TurnReader {
   std::unique_ptr<DevicePrefill> prefill_;  // null: a step makes one
   // Of the prefill that was made last.
   Prefill wanted_ = Prefill::automatic;  // its mode, if a device's memory has no say
+  bool counts_dense_ = false;            // its tokens, as they would choose in a longer text
   std::int64_t chunk_ = 0;               // the most tokens of a step
   std::int64_t room_ = 0;                // the position that it has room up to
   std::vector<PrefillShare> before_;     // per layer, of the turns before it

@@ -442,10 +442,15 @@ TEST_P(TurnsInSessions, AreSparseInAutoFromWhereTheTextIsLong) {
   Session session(stream.context(context), options, place.device());
   SparseOuts outs(stream);
   give_tokens(session, stream, context, longest, 300, outs, &place);
-  EXPECT_EQ(session.turn_shares()[0].queries, 0);
+  const PrefillShare dense = session.turn_shares()[0];
+  const double all = 300.0 * static_cast<double>(context) + 300.0 * 301 / 2;
+  EXPECT_EQ(dense.queries, 300);
+  EXPECT_EQ(std::pair(dense.mass, dense.keys), std::pair(300.0, all));
+  EXPECT_EQ(dense.dense_keys, all);
   give_tokens(session, stream, longest, stream.total, 300, outs, &place);
-  EXPECT_EQ(session.turn_shares()[0].queries, 300);
-  EXPECT_LT(session.turn_shares()[0].key_share(), 0.1);
+  const PrefillShare sparse = session.turn_shares()[0];
+  EXPECT_EQ(sparse.queries, 600);
+  EXPECT_LT((sparse.keys - dense.keys) / (sparse.dense_keys - dense.dense_keys), 0.1);
 }
 
 TEST_P(TurnsInSessions, OfMoreThanItsRoomAreRefused) {

@@ -192,7 +192,7 @@ CommandHelp ask_command() {
 
 CommandHelp serve_command() {
   FlagGroup prefill = prefill_flags("auto");
-  prefill.title = "prefill of texts that clients send";
+  prefill.title = "prefill of texts and long prompts that clients send";
   const FlagGroup drafts = {"drafts", draft_flags()};
   return {
       "serve",

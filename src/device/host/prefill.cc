@@ -107,7 +107,8 @@ class HostPrefill final : public DevicePrefill {
                               visible.window.sinks);
       if (last.candidates() * key_block > visible.blocks.without_choice())
         return attend_chosen(step, passes, queries, end, out);
-      add_dense(step.layer, queries.first, queries.tokens);
+      shares_[static_cast<std::size_t>(step.layer)] +=
+          dense_share(shape_.kv_heads_of(step.layer), queries.first, queries.tokens);
     }
     const std::int64_t skipped = queries.data - step.q;
     for (const ChunkPass& pass : passes) {
@@ -147,15 +148,6 @@ class HostPrefill final : public DevicePrefill {
     const LayerVisibility& visible = this->visible(step.layer);
     shares_[static_cast<std::size_t>(step.layer)] +=
         attend_sparse(shape_, with, visible.window, visible.blocks, spans_, means, out);
-  }
-
-  /// Tokens that attend everything, although they might choose.
-  void add_dense(std::int64_t layer, std::int64_t first, std::int64_t tokens) {
-    const auto heads = static_cast<double>(shape_.kv_heads_of(layer));
-    const auto count = static_cast<double>(tokens);
-    const double keys = heads * count * (static_cast<double>(first) + (count + 1) / 2);
-    shares_[static_cast<std::size_t>(layer)] +=
-        {tokens * shape_.kv_heads_of(layer), heads * count, keys, keys};
   }
 
   const LayerVisibility& visible(std::int64_t layer) const {
