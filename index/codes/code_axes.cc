@@ -166,7 +166,7 @@ std::vector<std::vector<float>> CodeAxes::spread(const std::vector<float>& centr
       values[axis].insert(values[axis].end(), from, from + rows);
     }
   }
-  // Not by VQSort: Highway 1.0.3's reads and writes behind arrays of nearly equal values.
+  // Not by VQSort: Highway 1.0.3's can read and write outside of the array.
   for (std::vector<float>& along : values) std::ranges::sort(along);
   return values;
 }
