@@ -26,6 +26,7 @@ namespace {
 using ::test::Asked;
 using ::test::ForcedDrafts;
 using ::test::repeating_text;
+using ::test::varied_options;
 
 std::shared_ptr<const Model> loaded(const std::string& name) {
   const auto fixtures = std::filesystem::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity";
@@ -61,12 +62,7 @@ TEST_P(DraftModels, ChangeNoAnswer) {
     const auto context = model->prefill(std::span(all).first(200), {.kv_dtype = DType::f32});
     const std::span<const Token> turns[] = {std::span(all).subspan(200, 40),
                                             std::span(all).subspan(240)};
-    GenerateOptions options{.max_tokens = 40 + seed};
-    if (seed % 3 == 1) {
-      options.sampling = {.temperature = 0.3, .seed = seed, .repetition_penalty = 1.02};
-      options.logprobs = 2;
-    }
-    if (seed % 3 == 2) options.sampling = {.temperature = 0.8, .top_p = 0.9, .seed = seed};
+    const GenerateOptions options = varied_options(seed);
     Session alone(context, retrieval);
     Session drafting(context, retrieval);
     const ForcedDrafts forced(1 + 5 * (seed % 4));

@@ -29,6 +29,7 @@ namespace {
 using ::test::Asked;
 using ::test::ForcedDrafts;
 using ::test::repeating_text;
+using ::test::varied_options;
 
 TEST(TokenIndex, FindsRowsAndForgetsThem) {
   std::mt19937 random(5);
@@ -234,12 +235,7 @@ TEST_P(Drafts, ChangeNoAnswer) {
     ASSERT_TRUE(context->knows_tokens());
     const std::span<const Token> turns[] = {std::span(all).subspan(200, 40),
                                             std::span(all).subspan(240)};
-    GenerateOptions options{.max_tokens = 40 + seed};
-    if (seed % 3 == 1) {
-      options.sampling = {.temperature = 0.3, .seed = seed, .repetition_penalty = 1.02};
-      options.logprobs = 2;
-    }
-    if (seed % 3 == 2) options.sampling = {.temperature = 0.8, .top_p = 0.9, .seed = seed};
+    const GenerateOptions options = varied_options(seed);
     Session alone(context, retrieval);
     std::vector<Token> said;
     std::vector<Asked> wanted;

@@ -50,6 +50,17 @@ inline std::vector<Token> repeating_text(std::int64_t tokens, unsigned seed) {
   return all;
 }
 
+/// Greedy, or sampled in one of two ways.
+inline GenerateOptions varied_options(unsigned seed) {
+  GenerateOptions options{.max_tokens = 40 + seed};
+  if (seed % 3 == 1) {
+    options.sampling = {.temperature = 0.3, .seed = seed, .repetition_penalty = 1.02};
+    options.logprobs = 2;
+  }
+  if (seed % 3 == 2) options.sampling = {.temperature = 0.8, .top_p = 0.9, .seed = seed};
+  return options;
+}
+
 /// An answer, and how its session goes on.
 struct Asked {
   GenerateResult result;
