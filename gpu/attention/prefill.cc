@@ -282,13 +282,9 @@ class CudaPrefill final : public DevicePrefill {
 
   /// What is known here of what the tokens of a step attend.
   void count_share(const AttentionStep& step, std::int64_t first, bool chooses) {
-    const std::int64_t kv_heads = heads(step.layer).kv_heads;
-    const auto tokens = static_cast<double>(step.tokens);
-    const double keys =
-        static_cast<double>(kv_heads) * tokens * (static_cast<double>(first) + (tokens + 1) / 2);
-    counted_[static_cast<std::size_t>(step.layer)].share +=
-        {step.tokens * kv_heads, chooses ? 0 : static_cast<double>(kv_heads) * tokens,
-         chooses ? 0 : keys, keys};
+    PrefillShare share = dense_share(heads(step.layer).kv_heads, first, step.tokens);
+    if (chooses) share.mass = share.keys = 0;
+    counted_[static_cast<std::size_t>(step.layer)].share += share;
   }
 
   /// What tokens of a layer attended. A step adds to a copy of the device's sums, so that a step
