@@ -24,7 +24,6 @@ struct DraftBytes {
   std::int64_t activations = 0;  ///< of a step
   std::int64_t rows = 0;         ///< of one session, in host memory
   std::int64_t device = 0;       ///< of a CUDA device's memory, all in all; 0 on the host
-  std::int64_t reads = 0;        ///< of weights, by a token
 };
 
 /// Reads the configuration and the headers of the weights. Throws FileError and Unsupported as

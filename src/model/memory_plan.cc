@@ -223,7 +223,7 @@ class Planner {
     plan.host.limit = memory_;
 
     PlacePlan& computes = cuda ? plan.gpu : plan.host;
-    computes.reads = size.held - size.idle - (config_.tied_embeddings ? 0 : size.embedding);
+    computes.reads = size.reads(config_.tied_embeddings);
     if (index == "exact") {
       plan.host.reads += keys_bytes(rows, tokens);
     } else if (of_index.gpu > 0) {

@@ -170,7 +170,6 @@ DraftBytes draft_bytes(const std::filesystem::path& model, const DraftModelOptio
   const WeightsSize size = Weights::size(*checkpoint, config, device, WeightFormat::stored);
   const std::int64_t step = Forward::bytes(config, device, session_chunk);
   DraftBytes bytes;
-  bytes.reads = size.held - size.idle - (config.tied_embeddings ? 0 : size.embedding);
   bytes.rows = draft_session_bytes(config, options);
   bytes.weights = size.held;
   bytes.activations = step;

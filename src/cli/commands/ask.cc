@@ -26,6 +26,7 @@
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/report.h"
 #include "src/cli/terminal/text_layout.h"
 #include "src/core/memory/memory.h"
 #include "src/core/text/byte_text.h"
@@ -206,10 +207,7 @@ class Asking {
       json["generated_tokens"] = count;
       json["first_token_seconds"] = first_token;
       json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
-      json["drafted_tokens"] = result.drafted;
-      json["accepted_tokens"] = result.accepted;
-      json["model_drafted_tokens"] = result.model_drafted;
-      json["model_accepted_tokens"] = result.model_accepted;
+      add_drafts(json, result);
       print_event(json);
       return;
     }

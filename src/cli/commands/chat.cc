@@ -23,6 +23,7 @@
 #include "src/cli/terminal/interrupt.h"
 #include "src/cli/terminal/parse_numbers.h"
 #include "src/cli/terminal/progress_bar.h"
+#include "src/cli/terminal/report.h"
 #include "src/core/io/files.h"
 #include "src/core/text/byte_text.h"
 #include "src/core/text/common_tokens.h"
@@ -187,10 +188,7 @@ class Chat {
       json["prompt_seconds"] = result.prompt_seconds;
       json["generated_tokens"] = count;
       json["decode_seconds"] = result.decode_seconds;
-      json["drafted_tokens"] = result.drafted;
-      json["accepted_tokens"] = result.accepted;
-      json["model_drafted_tokens"] = result.model_drafted;
-      json["model_accepted_tokens"] = result.model_accepted;
+      add_drafts(json, result);
       json["conversation_tokens"] = session_->tokens();
       print_event(json);
     }

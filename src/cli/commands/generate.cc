@@ -162,10 +162,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["generated_tokens"] = generated;
   json["decode_seconds"] = result.decode_seconds;
   json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
-  json["drafted_tokens"] = result.drafted;
-  json["accepted_tokens"] = result.accepted;
-  json["model_drafted_tokens"] = result.model_drafted;
-  json["model_accepted_tokens"] = result.model_accepted;
+  add_drafts(json, result);
   json["temperature"] = figures.sampling.temperature;
   json["top_k"] = figures.sampling.top_k;
   json["top_p"] = figures.sampling.top_p;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
@@ -185,6 +186,13 @@ std::string draft_text(const GenerateResult& result) {
                         format_grouped(result.model_drafted));
   }
   return text + fmt::format(", {:.2f} tokens per step", result.tokens_per_step());
+}
+
+void add_drafts(nlohmann::ordered_json& json, const GenerateResult& result) {
+  json["drafted_tokens"] = result.drafted;
+  json["accepted_tokens"] = result.accepted;
+  json["model_drafted_tokens"] = result.model_drafted;
+  json["model_accepted_tokens"] = result.model_accepted;
 }
 
 std::string time_shares(const ForwardTimes& times) {

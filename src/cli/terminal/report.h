@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -37,5 +38,7 @@ std::string sampling_text(const SamplingOptions& sampling);
 std::string time_shares(const ForwardTimes& times);
 /// Returns how many drafted tokens were accepted, and the tokens of a step.
 std::string draft_text(const GenerateResult& result);
+/// Adds the numbers of drafted and of accepted tokens to the figures for programs.
+void add_drafts(nlohmann::ordered_json& json, const GenerateResult& result);
 
 }  // namespace topkv::cli

@@ -53,8 +53,7 @@ double bytes_read(const Model::Impl& model) {
   const auto checkpoint = Checkpoint::open(model.directory);
   const WeightsSize size =
       Weights::size(*checkpoint, model.config, *model.device.compute(), model.format);
-  const std::int64_t rows = model.config.tied_embeddings ? 0 : size.embedding;
-  return static_cast<double>(size.held - size.idle - rows);
+  return static_cast<double>(size.reads(model.config.tied_embeddings));
 }
 
 }  // namespace

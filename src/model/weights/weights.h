@@ -111,6 +111,9 @@ struct WeightsSize {
   bool packed = false;         ///< whether the device is to prepare_packed
   std::int64_t embedding = 0;  ///< of held, the embedding's
   std::int64_t idle = 0;       ///< of held, the experts' that a token does not go through
+
+  /// Returns the bytes that a token reads. tied: the embedding is the head, too.
+  std::int64_t reads(bool tied) const { return held - idle - (tied ? 0 : embedding); }
 };
 
 struct Weights {
