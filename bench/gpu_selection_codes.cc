@@ -57,7 +57,7 @@ void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double ban
     scan.tail = true;
     for (std::int64_t h = 0; h < shape.head_steps(); ++h)
       scan.range[h] = coded.range(copy, h, {0, shape.rows});
-    scan.token[scan.tokens++] = {.query = queries.data(),
+    scan.token[scan.tokens++] = {.query = {queries.data()},
                                  .parts = {{estimate.data(), estimate_lse.data()},
                                            {rare.data(), rare_lse.data()},
                                            noise.data()},

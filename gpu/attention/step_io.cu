@@ -10,10 +10,13 @@ namespace {
 __global__ void __launch_bounds__(block) take_kernel(StepInput input) {
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block;
-  for (std::int64_t i = first; i < input.q_count; i += step) {
-    const float x = input.q[i];
-    if (input.host_q != nullptr) input.host_q[i] = x;
-    store(input.queries + i, x);
+  for (int form = 0; form < input.forms; ++form) {
+    const std::int64_t to = form * input.q_count;
+    for (std::int64_t i = first; i < input.q_count; i += step) {
+      const float x = input.q[form][i];
+      if (input.host_q != nullptr) input.host_q[to + i] = x;
+      store(input.queries + to + i, x);
+    }
   }
   if (input.host_q == nullptr) return;
   for (std::int64_t i = first; i < input.kv_count; i += step) {

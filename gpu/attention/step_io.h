@@ -8,16 +8,19 @@
 
 #include "gpu/attention/attention.h"
 #include "index/common/tail_noise.h"
+#include "src/attention/query_forms.h"
 
 namespace topkv::gpu {
 
 /// The input of a step in device memory. Null `v`: there are no values. Counts are numbers of
-/// elements. host_*, begun and taken are page-locked host memory.
+/// elements. host_*, begun and taken are page-locked host memory. A token has several queries in
+/// dual chunk attention (chunk_passes.h); copies of them follow each other.
 struct StepInput {
-  const float* q = nullptr;
+  const float* q[query_forms] = {};
+  int forms = 1;
   const float* k = nullptr;
   const float* v = nullptr;
-  std::int64_t q_count = 0;
+  std::int64_t q_count = 0;  ///< of one form
   std::int64_t kv_count = 0;
   float* host_q = nullptr;
   float* host_k = nullptr;

@@ -166,9 +166,10 @@ struct Sums {
   float axes[tiles > 0 ? tiles : 1][4] = {};  // axes 16 m + r (and + 8), heads 2 t and 2 t + 1
 };
 
-/// Each block a stretch of one KV head's keys for one token; its warps take units in turn. The
-/// tokens' blocks for a stretch follow each other, so that codes come from memory once. A row goes
-/// to the host when it is met; the last warp of a head step says how many they are.
+/// Each block a stretch of one KV head's keys for one token, and of each form of its query what
+/// that meets there; its warps take units in turn. The tokens' blocks for a stretch follow each
+/// other, so that codes come from memory once. A row goes to the host when it is met; the last warp
+/// of a head step says how many they are.
 template <int K, int V, bool capped>
 __global__ void __launch_bounds__(pass_threads, pass_blocks)
     pass_kernel(const __grid_constant__ CodeScan scan, std::uint32_t one, std::uint32_t eights) {
@@ -182,23 +183,39 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   const int head = number / scan.splits;
   const int split = number % scan.splits;
   const int head_step = token * scan.kv_heads + head;
-  const ScanRange range = scan.range[head_step];
-  const int first = range.begin / unit_keys;
+  const ScanRange whole = scan.range[head_step];
+  const int first_unit = whole.begin / unit_keys;
   const std::int64_t units =
-      range.end > range.begin ? (range.end + unit_keys - 1) / unit_keys - first : 0;
-  const int begin = first + static_cast<int>(units * split / scan.splits) + warp_id;
-  const int end = first + static_cast<int>(units * (split + 1) / scan.splits);
+      whole.end > whole.begin ? (whole.end + unit_keys - 1) / unit_keys - first_unit : 0;
+  const int stretch_begin = first_unit + static_cast<int>(units * split / scan.splits);
+  const int stretch_end = first_unit + static_cast<int>(units * (split + 1) / scan.splits);
+  // Of the stretch, what a form of the query meets. (Two forms may share a unit.)
+  ScanRange range;
+  int begin, end;
+  const auto take_form = [&](int form) {
+    range = scan.form_range(form, head_step);
+    begin = max(stretch_begin, range.begin / unit_keys) + warp_id;
+    end = range.end > range.begin ? min(stretch_end, (range.end + unit_keys - 1) / unit_keys) : 0;
+  };
+  int form = 0;
+  for (take_form(0); form + 1 < scan.forms && begin >= end + warp_id;) take_form(++form);
   using Units = Ring<unit_bytes(K, V)>;
-  Units ring(shared_address(shared) + warp_id * Units::stages * unit_bytes(K, V),
-             scan.units + head * scan.head_bytes, begin, end, lane);
+  const auto ring_of_form = [&] {
+    return Units(shared_address(shared) + warp_id * Units::stages * unit_bytes(K, V),
+                 scan.units + head * scan.head_bytes, begin, end, lane);
+  };
+  Units ring = ring_of_form();
   wait_for_previous_kernel();  // codes do not change; the query is new
   let_next_kernel_start();
 
-  const QueryPlan plan = scan.plans[head_step * code_group + r];
-  RelativeScores<K, capped> scores(scan, plan, scan.coefficients + head_step * 16 * key_slots(K),
-                                   lane);
+  const auto scores_of_form = [&] {
+    const int form_step = scan.form_step(form, head_step);
+    return RelativeScores<K, capped>(scan, scan.plans[form_step * code_group + r],
+                                     scan.coefficients + form_step * 16 * key_slots(K), lane);
+  };
+  RelativeScores<K, capped> scores = scores_of_form();
   const float threshold =
-      scan.wanted >= range.end - range.begin ? 0.0F : exp2f(-scan_threshold_log2);
+      scan.wanted >= whole.end - whole.begin ? 0.0F : exp2f(-scan_threshold_log2);
   std::uint32_t limit = pair_below(threshold * exp2f(scan_bias_log2));
   const auto list_at = [&](int list) {
     const std::int64_t before = list * scan.kv_heads + head;
@@ -206,10 +223,40 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   };
   float moved = 0;  // log2 that the reference was moved by since the start
   Sums<V> sums;
+  // The reference of head r has moved by so much.
+  const auto move = [&](float by) {
+    moved += by;
+    limit = pair_below(fmaxf(threshold * exp2f(scan_bias_log2 - moved), 0x1p-24F));
+    const float even = exp2f(-__shfl_sync(all_lanes, by, 8 * t));
+    const float odd = exp2f(-__shfl_sync(all_lanes, by, 8 * t + 4));
+    sums.mass[0] *= even;
+    sums.mass[1] *= odd;
+#pragma unroll
+    for (auto& tile : sums.axes) {
+      tile[0] *= even;
+      tile[1] *= odd;
+      tile[2] *= even;
+      tile[3] *= odd;
+    }
+  };
 
   std::uint32_t weight[8];  // of keys 8 i + 2 t (low) and the next, for head r, as halves
+  int unit = begin;
+  // Goes on to the next form where the units of one end.
+  const auto has_unit = [&] {
+    while (unit >= end) {
+      if (form + 1 >= scan.forms) return false;
+      take_form(++form);
+      __syncwarp();  // all lanes have read the last unit
+      ring = ring_of_form();
+      scores = scores_of_form();
+      move(scores.raise_by(moved) - moved);
+      unit = begin;
+    }
+    return true;
+  };
 #pragma unroll 1
-  for (int unit = begin; unit < end; unit += pass_warps) {
+  for (; has_unit(); unit += pass_warps) {
     const std::uint32_t at = ring.take();
     const auto weigh = [&] {
 #pragma unroll
@@ -256,20 +303,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
         }
         most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 1));
         most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 2));
-        const float by = scores.raise_for(most);
-        moved += by;
-        limit = pair_below(fmaxf(threshold * exp2f(scan_bias_log2 - moved), 0x1p-24F));
-        const float even = exp2f(-__shfl_sync(all_lanes, by, 8 * t));
-        const float odd = exp2f(-__shfl_sync(all_lanes, by, 8 * t + 4));
-        sums.mass[0] *= even;
-        sums.mass[1] *= odd;
-#pragma unroll
-        for (auto& tile : sums.axes) {
-          tile[0] *= even;
-          tile[1] *= odd;
-          tile[2] *= even;
-          tile[3] *= odd;
-        }
+        move(scores.raise_for(most));
         weigh();
         drop_ends();
       }

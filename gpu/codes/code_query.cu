@@ -18,11 +18,14 @@ constexpr int steady_rank = 8;  // of the sample's best, that the threshold is t
 constexpr float furthest = 32;  // above the sample's best, that a threshold is set
 constexpr float tie = 0x1p-9F;  // log2: scores this near to each other may have the same weight
 constexpr int search_rounds = 24;
+constexpr float most_offset = 0x1p28F;  // in units of lo: 2^20 of the high ones (code_score.cuh)
 
 /// A block's work.
 __device__ void copy_to_host(const StepInput& input) {
-  for (std::int64_t i = threadIdx.x; i < input.q_count; i += blockDim.x)
-    input.host_q[i] = input.q[i];
+  for (int form = 0; form < input.forms; ++form) {
+    for (std::int64_t i = threadIdx.x; i < input.q_count; i += blockDim.x)
+      input.host_q[form * input.q_count + i] = input.q[form][i];
+  }
   for (std::int64_t i = threadIdx.x; i < input.kv_count; i += blockDim.x) {
     input.host_k[i] = input.k[i];
     if (input.v != nullptr) input.host_v[i] = input.v[i];
@@ -32,8 +35,8 @@ __device__ void copy_to_host(const StepInput& input) {
   if (threadIdx.x == 0) *const_cast<volatile int*>(input.taken) = input.turn;
 }
 
-/// Coefficients of one query head: a block. Also empties the head step's lists, and tells the host
-/// that the scan has begun.
+/// Coefficients of one form of a query head: a block. Also empties the head step's lists, and tells
+/// the host that the scan has begun.
 template <int K, int D>
 __global__ void __launch_bounds__(prepare_threads)
     prepare_kernel(const __grid_constant__ CodeScan scan, int* begun, int turn) {
@@ -42,24 +45,25 @@ __global__ void __launch_bounds__(prepare_threads)
   __shared__ __align__(16) float query[D];
   __shared__ float along[slots];
   __shared__ float at_middle;
-  const int head_step = static_cast<int>(blockIdx.x) / code_group;
+  const int form_step = static_cast<int>(blockIdx.x) / code_group;
+  const int form = form_step / scan.head_steps();
+  const int head_step = form_step % scan.head_steps();
   const int head = head_step % scan.kv_heads;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
-  std::uint8_t* to = scan.coefficients + (head_step * 16 + g) * slots;
-  QueryScale* result = scan.scales + head_step * code_group + g;
+  std::uint8_t* to = scan.coefficients + (form_step * 16 + g) * slots;
+  QueryScale* result = scan.scales + form_step * code_group + g;
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && thread == 0 && begun != nullptr) *const_cast<volatile int*>(begun) = turn;
-  if (g == 0 && thread < scan.lists) scan.count[head_step * scan_lists + thread] = 0;
+  if (form == 0 && g == 0 && thread < scan.lists) scan.count[head_step * scan_lists + thread] = 0;
   const auto weigh_nothing = [&] {
     if (thread < slots) to[thread] = to[8 * slots + thread] = 0;
     if (thread == 0) *result = {0.0F, -INFINITY};
   };
   if (g >= scan.group) return weigh_nothing();
 
-  const float* q =
-      scan.token[head_step / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
+  const float* q = query_of(scan, form, head_step, g);
   if (thread < D) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
   const float* tables = scan.tables + static_cast<std::int64_t>(head) * table.floats(K);
@@ -133,17 +137,6 @@ __global__ void __launch_bounds__(prepare_threads)
   if (lane == 0) *result = {lo, add};
 }
 
-/// The unit that is number i of the sample.
-__device__ __forceinline__ int sampled_unit(int first, int units, int i) {
-  if (units <= scan_sample_units) return first + i;
-  const auto begin = static_cast<std::int64_t>(units) * i / scan_sample_units;
-  const auto end = static_cast<std::int64_t>(units) * (i + 1) / scan_sample_units;
-  // Not every n-th: text that repeats may have the same period.
-  const std::uint32_t hash = static_cast<std::uint32_t>(i) * 0x9E3779B1U >> 8;
-  return first + static_cast<int>(begin) +
-         static_cast<int>(hash % static_cast<std::uint32_t>(end - begin));
-}
-
 /// Scores of sampled keys: a warp a unit. Those out of range score -inf.
 template <int K, bool capped>
 __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ CodeScan scan) {
@@ -158,47 +151,62 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
   const int units = (range.end + unit_keys - 1) / unit_keys - first;
   const int r = lane / 4;
   const int t = lane % 4;
-  const std::int64_t place = head_step * code_group + r;
-  auto* to = scan.scores + place * most_sampled + i * unit_keys;
-  float* maxima = scan.maxima + place * plan_threads + i * (unit_keys / maximum_keys);
+  auto* to = scan.scores + (head_step * code_group + r) * most_sampled + i * unit_keys;
+  float* maxima =
+      scan.maxima + (head_step * code_group + r) * plan_threads + i * (unit_keys / maximum_keys);
   if (range.end <= range.begin || i >= units) {
     for (int x = 0; x < unit_keys / 4; ++x) to[4 * x + t] = -INFINITY;
     if (t < unit_keys / maximum_keys) maxima[t] = -INFINITY;
     return;
   }
-  KeyScores<K> keys;
-  keys.load(scan.coefficients + head_step * 16 * key_slots(K), lane);
-  const QueryScale scale = scan.scales[place];
-  keys.lo = scale.lo;
-  keys.add = -257.0F * scale.lo * magic;
-  keys.high = keys.low = magic_bits;
   const auto whole = [&](float score) {
     if constexpr (!capped) return score;
     const SoftCap cap(scan.softcap * log2_of_e);
     return score == -INFINITY ? score : cap.of(score);  // (-inf: there is no such head)
   };
-  const int unit = sampled_unit(first, units, i);
+  const int unit = sampled_unit(range, i);
   const std::uint8_t* from = scan.units + head * scan.head_bytes +
                              static_cast<std::int64_t>(unit) * unit_bytes(K, scan.value_bytes) +
                              16 * lane;
+  float2 kept[unit_keys / 8];  // of keys 8 x + 2 t and the next
+#pragma unroll
+  for (auto& pair : kept) pair = {-INFINITY, -INFINITY};
+#pragma unroll 1
+  for (int form = 0; form < scan.forms; ++form) {
+    const ScanRange of = scan.form_range(form, head_step);
+    if (of.end <= unit * unit_keys || of.begin >= (unit + 1) * unit_keys) continue;
+    const int form_step = scan.form_step(form, head_step);
+    KeyScores<K> keys;
+    keys.load(scan.coefficients + form_step * 16 * key_slots(K), lane);
+    const QueryScale scale = scan.scales[form_step * code_group + r];
+    keys.lo = scale.lo;
+    keys.add = -257.0F * scale.lo * magic;
+    keys.high = keys.low = magic_bits;
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      uint4 words[K / part_bytes];
+#pragma unroll
+      for (int p = 0; p < K / part_bytes; ++p)
+        words[p] = *reinterpret_cast<const uint4*>(from + 32 * K * g + 512 * p);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const float2 score = keys.of([&](int p) { return word_of(words[p], x); });
+        const int key = unit * unit_keys + 32 * g + 8 * x + 2 * t;
+        const auto keep = [&](int at, float value, float& into) {
+          if (at >= of.begin && at < of.end) into = whole(value + scale.add);
+        };
+        keep(key, score.x, kept[4 * g + x].x);
+        keep(key + 1, score.y, kept[4 * g + x].y);
+      }
+    }
+  }
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    uint4 words[K / part_bytes];
-#pragma unroll
-    for (int p = 0; p < K / part_bytes; ++p)
-      words[p] = *reinterpret_cast<const uint4*>(from + 32 * K * g + 512 * p);
     float most = -INFINITY;
 #pragma unroll
-    for (int x = 0; x < 4; ++x) {
-      const float2 score = keys.of([&](int p) { return word_of(words[p], x); });
-      const int among = 32 * g + 8 * x + 2 * t;
-      const int key = unit * unit_keys + among;
-      const auto keep = [&](int at, float value) {
-        return at >= range.begin && at < range.end ? whole(value + scale.add) : -INFINITY;
-      };
-      const float2 kept = {keep(key, score.x), keep(key + 1, score.y)};
-      *reinterpret_cast<float2*>(to + among) = kept;
-      most = fmaxf(most, fmaxf(kept.x, kept.y));
+    for (int x = 4 * g; x < 4 * g + 4; ++x) {
+      *reinterpret_cast<float2*>(to + 8 * x + 2 * t) = kept[x];
+      most = fmaxf(most, fmaxf(kept[x].x, kept[x].y));
     }
     most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 1));
     most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 2));
@@ -283,8 +291,8 @@ __device__ float sampled_keys(const ScanRange& range, int thread) {
   const int units = (range.end + unit_keys - 1) / unit_keys - first;
   const int i = thread / (unit_keys / maximum_keys);
   if (i >= units) return 0;
-  const int begin = sampled_unit(first, units, i) * unit_keys +
-                    thread % (unit_keys / maximum_keys) * maximum_keys;
+  const int begin =
+      sampled_unit(range, i) * unit_keys + thread % (unit_keys / maximum_keys) * maximum_keys;
   return static_cast<float>(max(0, min(range.end, begin + maximum_keys) - max(range.begin, begin)));
 }
 
@@ -318,8 +326,8 @@ __device__ float search(const float* from, float most, float rank, bool exact, f
   return high;
 }
 
-/// The threshold of one query head: a block. And one that copies, here because it takes no longer
-/// than the others.
+/// The threshold of one query head, for all forms of its query: a block. And one that copies, here
+/// because it takes no longer than the others.
 __global__ void __launch_bounds__(plan_threads)
     plan_kernel(const __grid_constant__ CodeScan scan, const __grid_constant__ StepInput copied) {
   __shared__ float shared[plan_threads / warp];
@@ -332,13 +340,16 @@ __global__ void __launch_bounds__(plan_threads)
   let_next_kernel_start();
   if (head_step == scan.head_steps()) return copy_to_host(copied);
   const std::int64_t place = head_step * code_group + g;
-  const QueryScale scale = scan.scales[place];
-  QueryPlan* result = scan.plans + place;
+  const auto place_of = [&](int form) { return scan.form_step(form, head_step) * code_group + g; };
   const ScanRange range = scan.range[head_step];
   const int keys = max(0, range.end - range.begin);
-  if (g >= scan.group || keys == 0 || scale.add == -INFINITY) {
+  bool weighs = g < scan.group && keys > 0;
+  for (int form = 0; form < scan.forms; ++form)
+    weighs = weighs && scan.scales[place_of(form)].add != -INFINITY;
+  if (!weighs) {
     // No weight is left of it, of -cap neither, which it becomes where it is capped.
-    if (thread == 0) *result = {0.0F, -1000.0F, 0, 0, scan.softcap > 0 ? 1000.0F : 0.0F};
+    if (thread < scan.forms)
+      scan.plans[place_of(thread)] = {0.0F, -1000.0F, 0, 0, scan.softcap > 0 ? 1000.0F : 0.0F};
     return;
   }
   const float* from = scan.scores + place * most_sampled + thread * per_thread;
@@ -369,21 +380,25 @@ __global__ void __launch_bounds__(plan_threads)
     if (scan.softcap > 0) threshold -= tie;
   }
 
-  if (thread > 0) return;
+  if (thread >= scan.forms) return;
+  const QueryScale scale = scan.scales[place_of(thread)];
   QueryPlan plan;
   // Weights of what is not listed stay below 2^-6 of the reference.
   plan.reference = all ? most : threshold + scan_threshold_log2;
   plan.lo = scale.lo;
   plan.add = -257.0F * scale.lo * magic;
   const float from_reference = scale.add - plan.reference + scan_bias_log2;
-  split_offset(scan.softcap > 0 ? scale.add : from_reference, scale.lo, &plan.high, &plan.low);
-  *result = plan;
+  // Another form's scores may lie far below the reference: further than sums hold, by the rest.
+  const float start = scan.softcap > 0 ? scale.add : fmaxf(from_reference, -most_offset * scale.lo);
+  if (scan.softcap <= 0) plan.add += from_reference - start;
+  split_offset(start, scale.lo, &plan.high, &plan.low);
+  scan.plans[place_of(thread)] = plan;
 }
 
 }  // namespace
 
 void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t stream) {
-  const dim3 heads(static_cast<unsigned>(scan.head_steps() * code_group));
+  const dim3 heads(static_cast<unsigned>(scan.form_steps() * code_group));
   const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.head_steps()));
   for_key_bytes(scan.key_bytes, [&](auto bytes) {
     constexpr int k = bytes;
@@ -394,7 +409,8 @@ void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t
     launch_early(scan, sample, block, 0, stream,
                  scan.softcap > 0 ? sample_kernel<k, true> : sample_kernel<k, false>);
   });
-  const dim3 blocks(heads.x + (copied.host_q != nullptr ? 1 : 0));
+  const dim3 blocks(
+      static_cast<unsigned>(scan.head_steps() * code_group + (copied.host_q != nullptr ? 1 : 0)));
   launch_early(scan, blocks, plan_threads, 0, stream, plan_kernel, copied);
 }
 

@@ -65,9 +65,9 @@ __device__ void merge_parts(const CodeScan& scan, int head_step) {
   }
 }
 
-/// One part of a KV head's rare rows for a token, for all heads of the group, a tile at a time:
-/// D / 32 threads score a row, then a slice of the threads sums the values of
-/// some rows, two dims each.
+/// One part of a KV head's rare rows for a token, for all heads of the group, and of each form of
+/// its query what that meets, a tile at a time: D / 32 threads score a row, then a slice of the
+/// threads sums the values of some rows, two dims each.
 template <int D>
 __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ CodeScan scan) {
   extern __shared__ __align__(16) std::uint8_t shared[];
@@ -81,17 +81,11 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
   const int head = head_step % scan.kv_heads;
   const ScanRange range = scan.range[head_step];
   const int all = max(0, range.rare_end - range.rare_begin);
-  const int begin = range.rare_begin + all * part / scan_rare_parts;
-  const int end = range.rare_begin + all * (part + 1) / scan_rare_parts;
+  const int part_begin = range.rare_begin + all * part / scan_rare_parts;
+  const int part_end = range.rare_begin + all * (part + 1) / scan_rare_parts;
   const __nv_bfloat16* keys = scan.rare + 2 * head * scan.rare_slots * dim;
   const __nv_bfloat16* values = keys + scan.rare_slots * dim;
 
-  for (int i = thread; i < code_group * D; i += threads) {
-    const int g = i / D;
-    const int d = i % D;
-    tile.query[g][d] =
-        g < scan.group && d < dim ? scan.scale * query_of(scan, head_step, g)[d] : 0.0F;
-  }
   if (thread < code_group) {
     tile.high[thread] = -INFINITY;
     tile.mass[thread] = 0;
@@ -105,86 +99,99 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
   const int pair = 2 * (thread % (D / 2));
   const SoftCap cap(scan.softcap);
   float2 sum[code_group] = {};
-  for (int first = begin; first < end; first += Tile::rows) {
-    // All that is read of the rows is asked for at once. (Rows are aligned to four elements.)
-    const int row = first + thread / Tile::row_threads;
-    uint2 key[fours];
-#pragma unroll
-    for (int i = 0; i < fours; ++i) {
-      const int d = dim_of(i);
-      key[i] =
-          row < end && d < dim
-              ? *reinterpret_cast<const uint2*>(keys + static_cast<std::int64_t>(row) * dim + d)
-              : uint2{0, 0};
+  for (int form = 0; form < scan.forms; ++form) {
+    const ScanRange of = scan.form_range(form, head_step);
+    const int begin = max(part_begin, of.rare_begin);
+    const int end = min(part_end, of.rare_end);
+    if (begin >= end) continue;
+    __syncthreads();  // all have read the query before
+    for (int i = thread; i < code_group * D; i += threads) {
+      const int g = i / D;
+      const int d = i % D;
+      tile.query[g][d] =
+          g < scan.group && d < dim ? scan.scale * query_of(scan, form, head_step, g)[d] : 0.0F;
     }
-    __nv_bfloat162 value[per_slice];
+    for (int first = begin; first < end; first += Tile::rows) {
+      // All that is read of the rows is asked for at once. (Rows are aligned to four elements.)
+      const int row = first + thread / Tile::row_threads;
+      uint2 key[fours];
 #pragma unroll
-    for (int i = 0; i < per_slice; ++i) {
-      const int at = first + slice * per_slice + i;
-      value[i] = at < end && pair < dim ? *reinterpret_cast<const __nv_bfloat162*>(
-                                              values + static_cast<std::int64_t>(at) * dim + pair)
-                                        : __nv_bfloat162{};
-    }
-    __syncthreads();
-    float score[code_group] = {};
+      for (int i = 0; i < fours; ++i) {
+        const int d = dim_of(i);
+        key[i] =
+            row < end && d < dim
+                ? *reinterpret_cast<const uint2*>(keys + static_cast<std::int64_t>(row) * dim + d)
+                : uint2{0, 0};
+      }
+      __nv_bfloat162 value[per_slice];
 #pragma unroll
-    for (int i = 0; i < fours; ++i) {
-      const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].x));
-      const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].y));
+      for (int i = 0; i < per_slice; ++i) {
+        const int at = first + slice * per_slice + i;
+        value[i] = at < end && pair < dim ? *reinterpret_cast<const __nv_bfloat162*>(
+                                                values + static_cast<std::int64_t>(at) * dim + pair)
+                                          : __nv_bfloat162{};
+      }
+      __syncthreads();
+      float score[code_group] = {};
+#pragma unroll
+      for (int i = 0; i < fours; ++i) {
+        const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].x));
+        const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].y));
+#pragma unroll
+        for (int g = 0; g < code_group; ++g) {
+          const float4 q = load4(&tile.query[g][dim_of(i)]);
+          score[g] += q.x * low.x + q.y * low.y + q.z * high.x + q.w * high.y;
+        }
+      }
 #pragma unroll
       for (int g = 0; g < code_group; ++g) {
-        const float4 q = load4(&tile.query[g][dim_of(i)]);
-        score[g] += q.x * low.x + q.y * low.y + q.z * high.x + q.w * high.y;
+#pragma unroll
+        for (int step = 1; step < Tile::row_threads; step *= 2)
+          score[g] += __shfl_xor_sync(all_lanes, score[g], step);
+        if (scan.softcap > 0) score[g] = cap.of(score[g]);
+        if (thread % Tile::row_threads == 0)
+          tile.scores[g][thread / Tile::row_threads] = row < end ? score[g] : -INFINITY;
       }
-    }
+      __syncthreads();
+      if (thread / warp < code_group) {  // a warp a head: its softmax
+        const int g = thread / warp;
+        constexpr int per_lane = Tile::rows / warp;
+        float most = tile.high[g];
 #pragma unroll
-    for (int g = 0; g < code_group; ++g) {
+        for (int i = 0; i < per_lane; ++i) most = fmaxf(most, tile.scores[g][i * warp + lane]);
+        most = warp_max(most);
+        float mass = 0;
 #pragma unroll
-      for (int step = 1; step < Tile::row_threads; step *= 2)
-        score[g] += __shfl_xor_sync(all_lanes, score[g], step);
-      if (scan.softcap > 0) score[g] = cap.of(score[g]);
-      if (thread % Tile::row_threads == 0)
-        tile.scores[g][thread / Tile::row_threads] = row < end ? score[g] : -INFINITY;
-    }
-    __syncthreads();
-    if (thread / warp < code_group) {  // a warp a head: its softmax
-      const int g = thread / warp;
-      constexpr int per_lane = Tile::rows / warp;
-      float most = tile.high[g];
-#pragma unroll
-      for (int i = 0; i < per_lane; ++i) most = fmaxf(most, tile.scores[g][i * warp + lane]);
-      most = warp_max(most);
-      float mass = 0;
-#pragma unroll
-      for (int i = 0; i < per_lane; ++i) {
-        const float weight = expf(tile.scores[g][i * warp + lane] - most);
-        tile.weights[i * warp + lane][g] = weight;
-        mass += weight;
+        for (int i = 0; i < per_lane; ++i) {
+          const float weight = expf(tile.scores[g][i * warp + lane] - most);
+          tile.weights[i * warp + lane][g] = weight;
+          mass += weight;
+        }
+        mass = warp_sum(mass);
+        if (lane == 0) {
+          tile.before[g] = expf(tile.high[g] - most);
+          tile.mass[g] = tile.mass[g] * tile.before[g] + mass;
+          tile.high[g] = most;
+        }
       }
-      mass = warp_sum(mass);
-      if (lane == 0) {
-        tile.before[g] = expf(tile.high[g] - most);
-        tile.mass[g] = tile.mass[g] * tile.before[g] + mass;
-        tile.high[g] = most;
+      __syncthreads();
+#pragma unroll
+      for (int g = 0; g < code_group; ++g) {
+        sum[g].x *= tile.before[g];
+        sum[g].y *= tile.before[g];
       }
-    }
-    __syncthreads();
 #pragma unroll
-    for (int g = 0; g < code_group; ++g) {
-      sum[g].x *= tile.before[g];
-      sum[g].y *= tile.before[g];
-    }
+      for (int i = 0; i < per_slice; ++i) {
+        const float2 v = __bfloat1622float2(value[i]);
 #pragma unroll
-    for (int i = 0; i < per_slice; ++i) {
-      const float2 v = __bfloat1622float2(value[i]);
+        for (int g = 0; g < code_group; g += 4) {
+          const float4 w = load4(&tile.weights[slice * per_slice + i][g]);
+          const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-      for (int g = 0; g < code_group; g += 4) {
-        const float4 w = load4(&tile.weights[slice * per_slice + i][g]);
-        const float weight[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          sum[g + j].x += weight[j] * v.x;
-          sum[g + j].y += weight[j] * v.y;
+          for (int j = 0; j < 4; ++j) {
+            sum[g + j].x += weight[j] * v.x;
+            sum[g + j].y += weight[j] * v.y;
+          }
         }
       }
     }

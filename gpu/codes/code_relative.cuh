@@ -32,12 +32,19 @@ class RelativeScores {
   /// Moves the reference up where `most`, a score of this lane's head, is above 11, which becomes 6
   /// at most. By so much.
   __device__ __forceinline__ float raise_for(float most) {
-    const int steps = most > 11 ? static_cast<int>(ceilf((most - 6) / (256 * keys_.lo))) : 0;
+    return raise(most > 11 ? static_cast<int>(ceilf((most - 6) / (256 * keys_.lo))) : 0);
+  }
+  /// Moves the reference up by at least so much. By so much.
+  __device__ __forceinline__ float raise_by(float least) {
+    return raise(least > 0 ? static_cast<int>(ceilf(least / (256 * keys_.lo))) : 0);
+  }
+
+ private:
+  __device__ __forceinline__ float raise(int steps) {
     keys_.high -= steps;
     return static_cast<float>(steps) * (256 * keys_.lo);
   }
 
- private:
   KeyScores<K> keys_;
 };
 
@@ -61,6 +68,10 @@ class RelativeScores<K, true> {
     const float by = most > 11 ? most - 6 : 0.0F;
     less_ += by;
     return by;
+  }
+  __device__ __forceinline__ float raise_by(float least) {
+    less_ += least;
+    return least;
   }
 
  private:

@@ -6,6 +6,7 @@
 
 #include "gpu/attention/attention.h"
 #include "gpu/attention/step_io.h"
+#include "src/attention/query_forms.h"
 
 namespace topkv::gpu {
 
@@ -20,6 +21,11 @@ inline constexpr int scan_sample_units = 512;  // code units in the sample of a 
 struct ScanRange {
   int begin, end;
   int rare_begin, rare_end;
+};
+
+/// Where the rows that one form of a query meets begin, as a ScanRange counts them.
+struct ScanBorder {
+  int begin, rare_begin;
 };
 
 /// The scale of a query head's scores, in units of log2, from prepare_queries. The score of a key
@@ -38,8 +44,8 @@ struct QueryPlan {
 
 /// One token's part in a scan. Its memory is device memory; `found` is page-locked host memory.
 struct ScanToken {
-  const float* query = nullptr;  // [kv_heads * group, head_dim]
-  TailParts parts;               // [kv_heads * group] heads; exact: over rare rows
+  const float* query[query_forms] = {};  // [kv_heads * group, head_dim] each
+  TailParts parts;                       // [kv_heads * group] heads; exact: over rare rows
   // [lists][kv_heads][1 + capacity]: a length, then positions. They arrive in any order.
   int* found = nullptr;
 };
@@ -47,6 +53,11 @@ struct ScanToken {
 /// A scan, and the views of the memory that its kernels use. It owns nothing. All pointers are to
 /// device memory. Members up to unit_slots belong to the codes and do not change. A *head step* is
 /// one token with one KV head; its number is token * kv_heads + KV head.
+///
+/// With dual chunk attention (chunk_passes.h) a scan of one token has several forms of its query.
+/// Form 0 meets the last rows of the range, and each other one the rows before. They share one
+/// threshold and one reference of weights, so that lists and sums are those of one softmax. A *form
+/// step* is one form of a head step; its number is form * head_steps() + head step.
 struct CodeScan {
   const std::uint8_t* units = nullptr;  // [kv_heads], head_bytes each (code_format.cuh)
   std::int64_t head_bytes = 0;
@@ -69,12 +80,14 @@ struct CodeScan {
   bool tail = false;   // whether the tail is estimated
   bool early = false;  // whether a kernel may begin before the one before it ends
   int tokens = 1;
+  int forms = 1;
   ScanToken token[scan_batch];
-  ScanRange range[scan_heads];  // [head_steps]
+  ScanRange range[scan_heads];                     // [head_steps]
+  ScanBorder border[query_forms - 1][scan_heads];  // [forms - 1][kv_heads]: of all but the last
 
-  std::uint8_t* coefficients = nullptr;  // [head_steps][16][key_slots(key_bytes)]
-  QueryScale* scales = nullptr;          // [head_steps][code_group]
-  QueryPlan* plans = nullptr;            // [head_steps][code_group]
+  std::uint8_t* coefficients = nullptr;  // [form_steps][16][key_slots(key_bytes)]
+  QueryScale* scales = nullptr;          // [form_steps][code_group]
+  QueryPlan* plans = nullptr;            // [form_steps][code_group]
   float* scores = nullptr;               // [head_steps][code_group][scan_sample_units * 64], log2
   float* maxima = nullptr;               // the maximum of each 32 scores
   int* count = nullptr;                  // [head_steps][scan_lists]: rows above the threshold
@@ -85,6 +98,23 @@ struct CodeScan {
   int* rare_arrived = nullptr;  // [head_steps]: blocks; 0 before a scan and after it
 
   __host__ __device__ int head_steps() const { return tokens * kv_heads; }
+  __host__ __device__ int form_steps() const { return forms * head_steps(); }
+  __host__ __device__ int form_step(int form, int head_step) const {
+    return form * head_steps() + head_step;
+  }
+  /// The rows of a head step that a form meets.
+  __host__ __device__ ScanRange form_range(int form, int head_step) const {
+    ScanRange of = range[head_step];
+    if (form + 1 < forms) {
+      of.begin = border[form][head_step].begin;
+      of.rare_begin = border[form][head_step].rare_begin;
+    }
+    if (form > 0) {
+      of.end = border[form - 1][head_step].begin;
+      of.rare_end = border[form - 1][head_step].rare_begin;
+    }
+    return of;
+  }
 };
 
 /// Whether kernels of a scan can begin early on the current device.

@@ -21,10 +21,25 @@ inline constexpr float magic = 12582912.0F;
 inline constexpr int magic_bits = 0x4B400000;
 inline constexpr float log2_of_e = 1.44269504F;
 
-/// The constants of one query head.
-__device__ __forceinline__ const float* query_of(const CodeScan& scan, int head_step, int g) {
+/// The unit that is number i of the sample of a range. They ascend.
+__device__ __forceinline__ int sampled_unit(const ScanRange& range, int i) {
+  const int first = range.begin / unit_keys;
+  const int units = (range.end + unit_keys - 1) / unit_keys - first;
+  if (units <= scan_sample_units) return first + i;
+  const auto begin = static_cast<std::int64_t>(units) * i / scan_sample_units;
+  const auto end = static_cast<std::int64_t>(units) * (i + 1) / scan_sample_units;
+  // Not every n-th: text that repeats may have the same period.
+  const std::uint32_t hash = static_cast<std::uint32_t>(i) * 0x9E3779B1U >> 8;
+  return first + static_cast<int>(begin) +
+         static_cast<int>(hash % static_cast<std::uint32_t>(end - begin));
+}
+
+/// A form of the query of one query head.
+__device__ __forceinline__ const float* query_of(const CodeScan& scan, int form, int head_step,
+                                                 int g) {
   const int head = head_step % scan.kv_heads;
-  return scan.token[head_step / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
+  return scan.token[head_step / scan.kv_heads].query[form] +
+         (head * scan.group + g) * scan.head_dim;
 }
 
 /// cap * tanh(score / cap), by tanh x = 1 - 2 / (e^(2x) + 1), to cap * 2^-20. `less` of it, if that

@@ -31,17 +31,18 @@ __device__ __forceinline__ float log_mean_error(float s, float x) {
   return logf(0.5F * erfcxf(-z * half_root)) + x - 0.5F * (x / s) * (x / s) - log_normal(x / s);
 }
 
-/// The deviation of a score's error for one query head: `parts` threads an axis of the errors. Of
-/// scores that are capped it says little: 0, and they are taken as they are.
+/// The deviation of a score's error for one form of a query head: `parts` threads an axis of the
+/// errors. Of scores that are capped it says little: 0, and they are taken as they are.
 template <int D>
-__device__ float error_deviation(const CodeScan& scan, int head_step, int g, float* shared) {
+__device__ float error_deviation(const CodeScan& scan, int form, int head_step, int g,
+                                 float* shared) {
   if (scan.softcap > 0) return 0;
   constexpr HeadTables table{D};
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t head = head_step % scan.kv_heads;
   const float* axis =
       scan.tables + head * table.floats(scan.key_bytes) + table.errors + thread / parts<D> * D;
-  const float* query = query_of(scan, head_step, g);
+  const float* query = query_of(scan, form, head_step, g);
   float dot = 0;
 #pragma unroll 4
   for (int i = 4 * (thread % parts<D>); i < scan.head_dim; i += 4 * parts<D>) {
@@ -55,10 +56,22 @@ __device__ float error_deviation(const CodeScan& scan, int head_step, int g, flo
 }
 
 struct Correction {
-  float deviation;  // of a score's error, natural log
-  float add;        // to the tail's lse
-  float squares;    // sum of squares of the tail's weights, of sum 1
+  float add;      // to the tail's lse
+  float squares;  // sum of squares of the tail's weights, of sum 1
+  float errors;   // of these, each times the variance that its score's error gives it
 };
+
+/// The samples of a head step that come before the rows of a form: a block. The last forms meet the
+/// first rows.
+template <int D>
+__device__ int samples_before(const CodeScan& scan, int form, int head_step, float* shared) {
+  const ScanRange range = scan.range[head_step];
+  const int border = scan.form_range(form, head_step).begin;
+  float before = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < scan_sample_units; i += threads<D>)
+    before += sampled_unit(range, i) * unit_keys < border ? 1.0F : 0.0F;
+  return static_cast<int>(block_sum<threads<D>>(before, shared));
+}
 
 /// What the codes' errors add to the mass of keys below the threshold, on average over those of the
 /// sample, for one query head: a block.
@@ -68,51 +81,67 @@ __device__ Correction correct_head(const CodeScan& scan, int head_step, int g) {
   __shared__ float errors[errors_entries];  // means of exp(error), by the distance to the threshold
   const int thread = static_cast<int>(threadIdx.x);
   const ScanRange range = scan.range[head_step];
+  if (scan.wanted >= range.end - range.begin) return {};  // nothing is below
   const int place = head_step * code_group + g;
-  const float s = error_deviation<D>(scan, head_step, g, shared);
-  if (scan.wanted >= range.end - range.begin) return {s, 0.0F, 0.0F};  // nothing is below
   const float threshold = __ldcg(&scan.plans[place].reference) - scan_threshold_log2;
-  const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
-  if (thread < errors_entries) {
-    errors[thread] =
-        expf(fminf(log_mean_error(s, static_cast<float>(thread) * step / log2_of_e), 60.0F));
-  }
-  __syncthreads();
   const float* from = scan.scores + static_cast<std::int64_t>(place) * most_sampled;
-  const float per_step = 1 / step;
   float plain = 0;
   float corrected = 0;
   float squares = 0;
+  float noise = 0;
   float sampled = 0;
-  constexpr int at_once = 16;  // loads on their way
+  int end = most_sampled;
 #pragma unroll 1
-  for (int first = 0; first < most_sampled; first += at_once * threads<D>) {
-    float below[at_once];
-#pragma unroll
-    for (int i = 0; i < at_once; ++i)
-      below[i] = threshold - __ldcg(from + first + i * threads<D> + thread);
-#pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      sampled += below[i] < INFINITY ? 1.0F : 0.0F;
-      if (!(below[i] >= 0.0F && below[i] < INFINITY)) continue;
-      const float weight = exp2_fast(-below[i]);
-      const float place = fminf(below[i] * per_step, errors_entries - 1.001F);
-      const int entry = static_cast<int>(place);
-      const float part = place - static_cast<float>(entry);
-      plain += weight;
-      const float mass = weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
-      corrected += mass;
-      squares += mass * mass;
+  for (int form = 0; form < scan.forms; ++form) {
+    const float s = error_deviation<D>(scan, form, head_step, g, shared);
+    const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
+    if (thread < errors_entries) {
+      errors[thread] =
+          expf(fminf(log_mean_error(s, static_cast<float>(thread) * step / log2_of_e), 60.0F));
     }
+    const bool last = form + 1 == scan.forms;
+    const int begin = last ? 0 : unit_keys * samples_before<D>(scan, form, head_step, shared);
+    __syncthreads();
+    const float per_step = 1 / step;
+    float mine = 0;              // squares of this form
+    constexpr int at_once = 16;  // loads on their way
+#pragma unroll 1
+    for (int first = begin; first < end; first += at_once * threads<D>) {
+      float below[at_once];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int at = first + i * threads<D> + thread;
+        below[i] = at < end ? threshold - __ldcg(from + at) : INFINITY;
+      }
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        sampled += below[i] < INFINITY ? 1.0F : 0.0F;
+        if (!(below[i] >= 0.0F && below[i] < INFINITY)) continue;
+        const float weight = exp2_fast(-below[i]);
+        const float place = fminf(below[i] * per_step, errors_entries - 1.001F);
+        const int entry = static_cast<int>(place);
+        const float part = place - static_cast<float>(entry);
+        plain += weight;
+        const float mass = weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
+        corrected += mass;
+        mine += mass * mass;
+      }
+    }
+    squares += mine;
+    noise += mine * expm1f(fminf(s * s, largest_tail_variance));
+    end = begin;
+    if (!last) __syncthreads();  // all have read the errors
   }
   plain = block_sum<threads<D>>(plain, shared);
   corrected = block_sum<threads<D>>(corrected, shared);
   squares = block_sum<threads<D>>(squares, shared);
+  noise = block_sum<threads<D>>(noise, shared);
   sampled = block_sum<threads<D>>(sampled, shared);
+  if (!(corrected > 0)) return {plain > 0 ? logf(corrected / plain) : 0.0F, 0.0F, 0.0F};
   // A sum of squares grows as the number of keys, the square of their sum as its square.
   const auto keys = static_cast<float>(range.end - range.begin);
-  return {s, plain > 0 ? logf(corrected / plain) : 0.0F,
-          corrected > 0 ? squares / (corrected * corrected) * (sampled / keys) : 0.0F};
+  const float of_all = sampled / keys / (corrected * corrected);
+  return {plain > 0 ? logf(corrected / plain) : 0.0F, squares * of_all, noise * of_all};
 }
 
 /// A block per query head: `parts` threads to a dim, and to an axis. The correction reads nothing
@@ -200,14 +229,11 @@ __global__ void __launch_bounds__(threads<D>)
     token.parts.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
   }
   if (d > 0) return;
-  const float s = correction.deviation;
-  const float squares = correction.squares;
   const float2 variance = scan.variances[head];
   token.parts.estimate.lse[row] =
       any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e + correction.add
           : -INFINITY;
-  token.parts.noise[row] = {squares * expm1f(fminf(s * s, largest_tail_variance)),
-                            squares * variance.y, variance.x};
+  token.parts.noise[row] = {correction.errors, correction.squares * variance.y, variance.x};
 }
 
 }  // namespace

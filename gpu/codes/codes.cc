@@ -98,11 +98,13 @@ struct CudaCodes::Layout {
     }
     const std::int64_t head_steps = scan_tokens * heads;
     const std::int64_t group = head_steps * code_group;
+    const std::int64_t form_steps =
+        std::max(head_steps, shape.chunk_len > 0 ? query_forms * heads : 0);
     const std::int64_t partials = scan_rare_parts * scan_tokens * shape.q_heads;
     const std::int64_t blocks = std::max(heads * splits, head_steps);  // CudaCodes::splits
-    coefficients = pieces.place(head_steps * 16 * key_slots(key_bytes));
-    scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
-    plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
+    coefficients = pieces.place(form_steps * 16 * key_slots(key_bytes));
+    scales = pieces.place(form_steps * code_group * std::int64_t{sizeof(QueryScale)});
+    plans = pieces.place(form_steps * code_group * std::int64_t{sizeof(QueryPlan)});
     scores = pieces.place(std::max(group * most_sampled * f32, staged));
     maxima = pieces.place(group * most_sampled / maximum_keys * f32);
     count = pieces.place(scan_lists * head_steps * std::int64_t{sizeof(int)});

@@ -61,10 +61,9 @@ ScanWorkspace::ScanWorkspace(const SessionShape& shape, const ScanLayout& layout
   empty_all();
 }
 
-bool ScanWorkspace::add_token(const CudaCodes& codes, std::int64_t layer,
-                              const CodeScanner::Scan& wanted,
-                              std::span<const PositionRange> allowed, std::int64_t i,
-                              const float* queries, CodeScan& scan) const {
+bool ScanWorkspace::add_token(const CudaCodes& codes, const CodeScanner::Scan& wanted,
+                              const Allowed& allowed, std::int64_t i, const AttentionStep& step,
+                              CodeScan& scan) const {
   const auto rows = static_cast<int>(std::min(wanted.rows, codes.tokens()));
   const auto lists = static_cast<int>(layout_.lists);
   const auto capacity = static_cast<int>(layout_.list_rows(wanted.rows));
@@ -77,17 +76,26 @@ bool ScanWorkspace::add_token(const CudaCodes& codes, std::int64_t layer,
   scan.lists = lists;
   scan.capacity = capacity;
   scan.tail = wanted.tail;
+  const ChunkPasses& passes = wanted.passes;
+  scan.forms = static_cast<int>(passes.size());
   for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
-    scan.range[scan.head_steps() + head] =
-        codes.range(layer, head, allowed[static_cast<std::size_t>(i * attention_.kv_heads + head)]);
+    const PositionRange& rows =
+        allowed.rows[static_cast<std::size_t>(i * attention_.kv_heads + head)];
+    scan.range[scan.head_steps() + head] = codes.range(step.layer, head, rows);
+    for (std::int64_t form = 0; form + 1 < passes.size(); ++form) {
+      const std::int64_t begin =
+          std::clamp(passes[form].sees.begin - allowed.first, rows.begin, rows.end);
+      const ScanRange range = codes.range(step.layer, head, {begin, rows.end});
+      scan.border[form][head] = {range.begin, range.rare_begin};
+    }
   }
   const std::int64_t d = attention_.head_dim;
   const std::int64_t before = (wanted.token + i) * attention_.q_heads;
-  scan.token[scan.tokens++] = {
-      .query = queries + before * d,
-      .parts = given(true).part(before, attention_.q_heads),
-      .found = list({.token = i, .rows = wanted.rows}),
-  };
+  ScanToken& token = scan.token[scan.tokens++];
+  token = {.parts = given(true).part(before, attention_.q_heads),
+           .found = list({.token = i, .rows = wanted.rows})};
+  for (std::int64_t form = 0; form < passes.size(); ++form)
+    token.query[form] = passes[form].queries(step) + before * d;
   return true;
 }
 

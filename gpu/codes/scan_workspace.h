@@ -43,13 +43,15 @@ class ScanWorkspace {
   ScanWorkspace(const SessionShape& shape, const ScanLayout& layout, std::byte* device,
                 std::byte* host);
 
-  /// Adds token number i of the step to a scan over the codes of a layer. allowed: [tokens,
-  /// kv_heads], the rows that may be found; queries: the queries of the step, float32, [tokens,
-  /// q_heads, head_dim]. Returns false, and changes nothing, if the scan is full or its other
-  /// tokens want something else.
-  bool add_token(const CudaCodes& codes, std::int64_t layer, const CodeScanner::Scan& wanted,
-                 std::span<const PositionRange> allowed, std::int64_t i, const float* queries,
-                 CodeScan& scan) const;
+  /// The rows that the tokens of a step may find.
+  struct Allowed {
+    std::span<const PositionRange> rows;  ///< [tokens, kv_heads]
+    std::int64_t first = 0;               ///< position of row 0
+  };
+  /// Adds token number i of a step to a scan over the codes of its layer. Returns false, and
+  /// changes nothing, if the scan is full or its other tokens want something else.
+  bool add_token(const CudaCodes& codes, const CodeScanner::Scan& wanted, const Allowed& allowed,
+                 std::int64_t i, const AttentionStep& step, CodeScan& scan) const;
 
   /// The partials of the scans for the tokens of a step; exact: over rare rows. tail: whether the
   /// scans estimate the tail.

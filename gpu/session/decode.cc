@@ -49,8 +49,8 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
   CodeScanner& scanner() { return scanner_; }
   EntryChooser& chooser() { return chooser_; }
 
-  void begin(const AttentionStep& given, std::int64_t first, const PositionRange& sees) override {
-    step_.begin(given, first, sees);
+  void begin(const AttentionStep& given, std::int64_t first, const ChunkPasses& passes) override {
+    step_.begin(given, first, passes);
     window_.begin_step();
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
       step_.workspace->handed_over.record(user);

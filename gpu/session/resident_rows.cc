@@ -224,14 +224,16 @@ DeviceRows ResidentRows::rows_at(const LayerHeads& heads, PositionRange range,
 /// Sinks before the window's rows, and the window with the new ones: two disjoint sets.
 void ResidentRows::attend(std::int64_t layer, std::int64_t added,
                           const QueryView<__nv_bfloat16>& queries, const PositionRange& sees,
-                          const PartialView& partial, cudaStream_t stream) const {
+                          const PartialView& partial, Into into, cudaStream_t stream) const {
   const LayerWindow& window = of(layer);
   const std::int64_t begin = window_begin(layer, queries.first);
   const PositionRange last = sees.within({begin, queries.first + added});
-  gpu::attend(
-      window.heads, queries,
-      rows_at(window.heads, last, context_->rows(layer), window.context_rows, own_rows(layer)),
-      {true, window.dense ? 0 : window.window, window.sinks}, partial, Into::overwrite, stream);
+  if (into == Into::overwrite || last.size() > 0) {
+    gpu::attend(
+        window.heads, queries,
+        rows_at(window.heads, last, context_->rows(layer), window.context_rows, own_rows(layer)),
+        {true, window.dense ? 0 : window.window, window.sinks}, partial, into, stream);
+  }
   const PositionRange sinks = sees.within({0, std::min(window.sinks, begin)});
   if (sinks.size() == 0) return;
   gpu::attend(window.heads, queries,

@@ -63,10 +63,11 @@ class ResidentRows {
   void add(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
            std::int64_t first, cudaStream_t stream);
 
-  /// Writes the partial of the rows at the positions `sees`. The last `added` rows begin at the
-  /// first query's position.
+  /// Writes the partial of the rows at the positions `sees`, or merges it. The last `added` rows
+  /// begin at the first query's position.
   void attend(std::int64_t layer, std::int64_t added, const QueryView<__nv_bfloat16>& queries,
-              const PositionRange& sees, const PartialView& partial, cudaStream_t stream) const;
+              const PositionRange& sees, const PartialView& partial, Into into,
+              cudaStream_t stream) const;
 
  private:
   /// Own rows of a layer, [kv_heads, vectors, rows, head_dim]: keys, then values. Row i lies in

@@ -93,7 +93,8 @@ void CudaScanner::scan_for(const CudaCodes& codes, std::int64_t layer, std::span
     const std::int64_t tokens = std::ssize(ranges) / of.attention.kv_heads;
     for (std::int64_t i = 0; i < tokens; ++i) {
       const auto add = [&] {
-        return workspace.add_token(codes, layer, part, ranges, i, of.given.q, scan);
+        const std::int64_t first = own ? of.shape.context_tokens : 0;
+        return workspace.add_token(codes, part, {ranges, first}, i, of.given, scan);
       };
       if (add()) continue;
       find();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu/codes/codes.h"
+#include "src/attention/chunk_passes.h"
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {
@@ -43,8 +44,11 @@ StepLayout::StepLayout(const SessionShape& shape, std::int64_t tokens_)
       keys_are_values(shape.attention.keys_are_values) {
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t heads = tokens * q_heads;
+  // A step that goes ahead has all queries of its token (src/attention/chunk_passes.h).
+  const std::int64_t forms = shape.scans() && shape.attention.chunk_len > 0 ? query_forms : 1;
+  const std::int64_t query_heads = std::max(heads, forms * q_heads);
   Pieces device;
-  queries = device.place(heads * widest_head * bytes_of(DType::bf16));
+  queries = device.place(query_heads * widest_head * bytes_of(DType::bf16));
   exact = device.place(heads * widest_head * f32);
   lse = device.place(heads * f32);
   if (shape.scans()) {
@@ -57,7 +61,7 @@ StepLayout::StepLayout(const SessionShape& shape, std::int64_t tokens_)
   device_bytes = device.used();
 
   Pieces host;
-  host_q = host.place(heads * widest_head * f32);
+  host_q = host.place(query_heads * widest_head * f32);
   host_k = host.place(tokens * widest_kv * f32);
   host_v = host.place(keys_are_values ? 0 : tokens * widest_kv * f32);
   host_found = host.place(heads * (widest_head + 1) * f32);

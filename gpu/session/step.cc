@@ -26,8 +26,7 @@ CudaStep::CudaStep(CudaDevice& of, const SessionShape& session,
       attention(shape.attention),
       workspaces(std::move(places)) {}
 
-void CudaStep::begin(const AttentionStep& step, std::int64_t first,
-                     const PositionRange& positions) {
+void CudaStep::begin(const AttentionStep& step, std::int64_t first, const ChunkPasses& met) {
   // The workspace of a step that went ahead is left for a larger one when all its lists have been
   // read.
   if (workspace && workspace->layout.tokens < step.tokens) {
@@ -36,7 +35,7 @@ void CudaStep::begin(const AttentionStep& step, std::int64_t first,
   }
   if (!workspace) workspace = workspaces->take(step.tokens);
   given = step;
-  sees = positions;
+  passes = met;
   copied_by_scan = false;
   of_context = {};
   of_own = {};
@@ -78,6 +77,12 @@ PartialView CudaStep::in_memory(std::int64_t offset) const {
           queries.head_dim};
 }
 
+QueryView<__nv_bfloat16> CudaStep::queries_of(std::int64_t pass) const {
+  QueryView<__nv_bfloat16> of = queries;
+  of.data += pass * heads() * queries.head_dim;
+  return of;
+}
+
 void CudaStep::copy_out(const PartialView& from, std::int64_t to) const {
   const PartialView into = in_memory(to);
   const auto copy = [&](float* out, const float* values, std::int64_t count) {
@@ -96,7 +101,8 @@ void CudaStep::wait_for_copies() {
 StepInput CudaStep::input() const {
   const std::int64_t d = layer_heads.head_dim;
   StepInput input;
-  input.q = given.q;
+  input.forms = static_cast<int>(passes.size());
+  for (std::int64_t i = 0; i < passes.size(); ++i) input.q[i] = passes[i].queries(given);
   input.k = given.k;
   input.v = given.v;
   input.q_count = given.tokens * attention.q_heads * d;

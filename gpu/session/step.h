@@ -43,7 +43,7 @@ struct CudaStep {
 
   /// Takes a workspace for a step, and forgets the partials of the step before. Throws OutOfMemory
   /// as StepWorkspaces::take does.
-  void begin(const AttentionStep& step, std::int64_t first, const PositionRange& positions);
+  void begin(const AttentionStep& step, std::int64_t first, const ChunkPasses& met);
   /// Gives back the workspace of a step that has failed, or has gone ahead, when all work that was
   /// begun is done. Throws if that cannot be known.
   void leave();
@@ -69,6 +69,8 @@ struct CudaStep {
   PartialView found() const { return in_memory(layout().host_found); }
   /// Returns a partial in page-locked memory, of this step's heads.
   PartialView in_memory(std::int64_t offset) const;
+  /// Returns the queries of a pass, by number.
+  QueryView<__nv_bfloat16> queries_of(std::int64_t pass) const;
   /// Returns the number of query heads of all tokens.
   std::int64_t heads() const { return queries.tokens * attention.q_heads; }
 
@@ -101,13 +103,13 @@ struct CudaStep {
 
   // Of this step.
   AttentionStep given;
-  PositionRange sees;
+  ChunkPasses passes;
   LayerHeads layer_heads;
-  QueryView<__nv_bfloat16> queries;
-  int id = 0;                    // in its workspace
-  bool copied_by_scan = false;   // the scan gives the host its copies
-  TailParts of_context, of_own;  // partials of scans, or of the host's tail
-  double* sums = nullptr;        // where the figures of a tail are summed up; null: no tail
+  QueryView<__nv_bfloat16> queries;  // of the first pass
+  int id = 0;                        // in its workspace
+  bool copied_by_scan = false;       // the scan gives the host its copies
+  TailParts of_context, of_own;      // partials of scans, or of the host's tail
+  double* sums = nullptr;            // where the figures of a tail are summed up; null: no tail
 };
 
 }  // namespace topkv::gpu

@@ -47,10 +47,13 @@ void CudaWindow::begin(cudaStream_t stream) {
   reach_fault("session.keep_rows");
   if (rows > 0 && step_.attention.has_rows(given.layer))
     resident_.add(given.layer, given.k, given.v, rows, first, stream);
-  PositionRange sees = step_.sees;
   behind_ = !resident_.has_window(given.layer, first);
-  if (behind_) sees = sees.within({0, step_.shape.context_tokens});  // own rows follow in attend
-  resident_.attend(given.layer, rows, step_.queries, sees, step_.exact(), stream);
+  for (std::int64_t i = 0; i < step_.passes.size(); ++i) {
+    PositionRange sees = step_.passes[i].sees;
+    if (behind_) sees = sees.within({0, step_.shape.context_tokens});  // own rows follow in attend
+    resident_.attend(given.layer, rows, step_.queries_of(i), sees, step_.exact(),
+                     i == 0 ? Into::overwrite : Into::merge, stream);
+  }
   begun_ = true;
 }
 

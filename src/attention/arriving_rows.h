@@ -1,10 +1,12 @@
 // Attention over rows that become known one after another.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "src/attention/chunk_passes.h"
 #include "topkv/attention.h"
 #include "topkv/view.h"
 
@@ -15,9 +17,15 @@ namespace topkv {
 /// in which they came.
 class ArrivingRows {
  public:
-  /// Empties it. queries: [heads, rows.dim], valid until attend.
-  void begin(const float* queries, std::int64_t heads, const RowsView& rows);
-  /// Each at most once. REQUIRES: position < 2^32.
+  /// The queries of a token that meet a range of the rows.
+  struct Queries {
+    const float* data = nullptr;  ///< [heads, rows.dim], valid until attend
+    PositionRange meet = all_positions;
+  };
+
+  /// Empties it. queries: at most query_forms, whose ranges are disjoint.
+  void begin(std::span<const Queries> queries, std::int64_t heads, const RowsView& rows);
+  /// Each at most once. REQUIRES: position < 2^32, and a query meets it.
   void add(std::int64_t position);
   /// Scores a few of those that have had the time to come. False: there are none left; the ones
   /// added since are for the next time.
@@ -28,17 +36,25 @@ class ArrivingRows {
   std::span<const std::int64_t> positions() const { return positions_; }
 
  private:
-  void score_quad(const std::int64_t* positions);
+  /// The rows that the same queries meet.
+  struct Part {
+    Queries queries;
+    std::vector<std::int64_t> arrived;
+    std::vector<float> scores;  // [arrived, heads]
+    std::size_t scored = 0;     // of what arrived, the first
+    std::size_t come = 0;       // likewise: had arrived at the last look
+  };
+
+  void score_quad(Part& part, const std::int64_t* positions) const;
+  void score_rest(Part& part) const;
   void sort_arrived();
 
-  const float* queries_ = nullptr;
   std::int64_t heads_ = 0;
   RowsView rows_ = {};
-  std::vector<std::int64_t> arrived_;
-  std::vector<float> scores_;            // [arrived, heads]
-  std::size_t scored_ = 0;               // of what arrived, the first
-  std::size_t come_ = 0;                 // likewise: had arrived at the last look
-  std::vector<std::uint64_t> order_;     // position and, below, number of what arrived, ascending
+  std::array<Part, query_forms> parts_;
+  std::size_t part_count_ = 0;
+  // Position and, below, the part and the number of what arrived, ascending.
+  std::vector<std::uint64_t> order_;
   std::vector<std::int64_t> positions_;  // in that order
 };
 

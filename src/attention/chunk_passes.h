@@ -10,16 +10,13 @@
 #include <cstdint>
 #include <limits>
 
+#include "src/attention/query_forms.h"
 #include "topkv/attention.h"
 #include "topkv/types.h"
 
 namespace topkv {
 
 inline constexpr PositionRange all_positions{0, std::numeric_limits<std::int64_t>::max()};
-
-/// Of the queries of a step: AttentionStep::q, q_next and q_far.
-enum class QueryForm : std::uint8_t { own, next, far };
-inline constexpr std::int64_t query_forms = 3;
 
 struct ChunkPass {
   QueryForm form = QueryForm::own;
@@ -31,9 +28,14 @@ struct ChunkPass {
   }
 };
 
-/// Those of some tokens of one chunk. The first is that of the chunk itself.
+/// Those of some tokens of one chunk. The first is that of the chunk itself, and each later one is
+/// of the positions before.
 class ChunkPasses {
  public:
+  /// One pass over all positions.
+  ChunkPasses() : ChunkPasses(all_positions) {}
+  /// One pass over the positions `sees`.
+  explicit ChunkPasses(const PositionRange& sees) { add({QueryForm::own, sees}); }
   /// position: of one of the tokens. REQUIRES: the step has the queries (check_chunks).
   ChunkPasses(const AttentionShape& shape, const AttentionStep& step, std::int64_t position) {
     const std::int64_t own = shape.chunk_len > 0 ? position / shape.chunk_len * shape.chunk_len : 0;

@@ -23,7 +23,7 @@ class AsyncScan {
   /// Waits, busily, until the device comes to the scan of a step that goes ahead. Safe from any
   /// thread, as are wait_for_queries and publish_partial.
   virtual void wait_for_scan(int id) = 0;
-  /// Waits, busily, for the queries of a step that goes ahead, and returns them: [q_heads,
+  /// Waits, busily, for the queries of a step that goes ahead, and returns them: [passes, q_heads,
   /// head_dim], valid until publish_partial.
   virtual const float* wait_for_queries(int id) = 0;
   /// Says that the partial of a step that goes ahead lies in host_partial_buffer().

@@ -7,6 +7,7 @@
 
 #include "index/common/row_tail.h"
 #include "src/attention/arriving_rows.h"
+#include "src/attention/chunk_passes.h"
 #include "src/device/device_index.h"
 #include "topkv/types.h"
 
@@ -35,6 +36,9 @@ class CodeScanner {
     std::span<const PositionRange> own = {};
     std::int64_t rows = 0;  ///< rows wanted for each query head, of either kind, 1 to most_rows
     bool tail = true;       ///< whether it estimates the attention over rows it does not find
+    /// What the step's queries meet, as in DecodeInputs::begin. With several there is one token,
+    /// and its rows are found among all positions together.
+    ChunkPasses passes = {};
   };
   /// Begins a scan for sessions over one context, whose steps have begun. This scanner is one of
   /// theirs. Codes are read once for several tokens. On the host the scan is complete when this

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "index/common/tail_noise.h"
+#include "src/attention/chunk_passes.h"
 #include "src/device/tail_figures.h"
 #include "topkv/attention.h"
 #include "topkv/types.h"
@@ -26,11 +27,11 @@ class DecodeInputs {
   /// Begins a step: takes q, k and v (float32, in the device's memory) of tokens at position
   /// `first` and on. Without K and V (kv_count 0) the window keeps its rows.
   ///
-  /// sees: the positions that the step's queries meet (chunk_passes.h). The caller's attend and
-  /// scan keep to them, too.
+  /// passes: the positions that the step's queries meet. The caller's attend and scan keep to them,
+  /// too. Several: those of one token, in a step that goes ahead (async_scan.h).
   ///
   /// Throws OutOfMemory when rows, or the memory that the step works in, do not fit.
-  virtual void begin(const AttentionStep& step, std::int64_t first, const PositionRange& sees) = 0;
+  virtual void begin(const AttentionStep& step, std::int64_t first, const ChunkPasses& passes) = 0;
 
   /// Waits until the step's tensors are in host memory. Returns the step with q, k and v there,
   /// valid until the step is finished.

@@ -123,7 +123,7 @@ bool AsyncStepper::can_step(const AttentionStep& step) const {
   // A layer without rows of its own may have fallen behind the rows on the device.
   const LayerStates& own = *session_.own;
   const std::int64_t given = own.tokens(session_.shape.row_layer_of(step.layer));
-  return given <= own.tokens(step.layer) + 1 && !session_.meets_chunks(step) && step.tokens == 1 &&
+  return given <= own.tokens(step.layer) + 1 && step.tokens == 1 &&
          !session_.options.measure_recall && thread_count() > 1 &&
          session_.searches(step.layer, session_.position(step.layer) + 1);
 }
@@ -134,6 +134,7 @@ void AsyncStepper::step(Step& step) {
   start();
   {
     const auto lock = session_.device.compute()->lock();
+    step.passes = ChunkPasses(session_.shape, step.tensors, session_.position(layer));
     begin_step(step);
     scan_.start({&step, 1});
     reach_fault("session.attend");

@@ -1,6 +1,7 @@
 #include "src/session/list_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "index/common/scratch.h"
@@ -112,8 +113,15 @@ std::int64_t ListAttention::place(const List& list) const {
 void ListAttention::drain(const ListJob& job, const List& list, ArrivingRows& rows) {
   const std::int64_t group = session_.shape.group();
   const Segment& segment = list.own ? session_.segments.back() : session_.segments[0];
-  rows.begin(job.queries.query(list.token, list.kv_head * group), group,
-             segment.rows(job.layer, list.kv_head));
+  std::array<ArrivingRows::Queries, query_forms> queries;
+  const auto passes = static_cast<std::size_t>(job.passes.size());
+  for (std::size_t i = 0; i < passes; ++i) {
+    const PositionRange& sees = job.passes[static_cast<std::int64_t>(i)].sees;
+    queries[i] = {
+        job.queries.query(list.token + static_cast<std::int64_t>(i), list.kv_head * group),
+        {sees.begin - segment.first, sees.end - segment.first}};
+  }
+  rows.begin(std::span(queries).first(passes), group, segment.rows(job.layer, list.kv_head));
   if (const std::int64_t number = place(list) - scanned_lists(); number >= 0) {
     const auto border = [&](std::int64_t i) {
       return job.plain.begin + job.plain.size() * i / job.plain_lists;

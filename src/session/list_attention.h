@@ -27,6 +27,7 @@ struct ListJob {
   ListAttention* lists = nullptr;  ///< the session's
   std::int64_t layer = 0;
   TokenQueries queries = {};     ///< of the tokens of the scan
+  ChunkPasses passes = {};       ///< several: one token's, whose queries follow each other
   PartialView found = {};        ///< of these tokens: what their rows are merged into
   std::int64_t tokens = 0;       ///< of the scan; 0: there is no scan
   std::int64_t wanted = 0;       ///< rows that the scan is asked for, for each query head

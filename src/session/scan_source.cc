@@ -28,7 +28,8 @@ CodeScanner::Scan ScanSource::scan_of(const ListJob& job, std::int64_t token) {
           .allowed = allowed_,
           .own = allowed_own_,
           .rows = job.wanted,
-          .tail = session_.spec.tail};
+          .tail = session_.spec.tail,
+          .passes = job.passes};
 }
 
 void ScanSource::start(std::span<Step> steps) {
@@ -48,6 +49,7 @@ void ScanSource::start(std::span<Step> steps) {
     job = {.lists = &step.scan->lists_,
            .layer = layer,
            .queries = step.queries.part(0, tokens),
+           .passes = step.passes,
            .tokens = tokens,
            .wanted = of.schedule.first(layer)};
     scans->push_back(step.scan->scan_of(job, 0));

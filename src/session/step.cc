@@ -41,7 +41,10 @@ void check_finite(const Step& step, std::string_view what, const float* x, std::
 /// Gives the device the steps of some sessions, and has it begin with their sources.
 void begin(std::span<Step> steps) {
   const Stopwatch watch;
-  for (Step& step : steps) begin_step(step);
+  for (Step& step : steps) {
+    step.passes = ChunkPasses(step.session->sees);
+    begin_step(step);
+  }
   double scanned = 0;
   for (Step& step : steps) {
     for (AttentionSource* source : step.beyond) source->start(steps);
@@ -94,7 +97,7 @@ void begin_step(Step& step) {
   step.searched = of.searches(step.layer(), first + step.tensors.tokens);
   step.queries = {nullptr, step.tensors.tokens, of.shape.q_heads,
                   of.shape.head_dim_of(step.layer()), first};
-  of.backend.inputs->begin(step.tensors, first, of.sees);
+  of.backend.inputs->begin(step.tensors, first, step.passes);
 }
 
 void append_rows(const Step& step, const AttentionStep& given) {

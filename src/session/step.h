@@ -10,6 +10,7 @@
 
 #include "index/common/row_tail.h"
 #include "src/attention/block_attention.h"
+#include "src/attention/chunk_passes.h"
 #include "src/core/threads/stopping.h"
 #include "src/device/decode_backend.h"
 #include "src/session/session_core.h"
@@ -36,6 +37,9 @@ struct Step {
   std::int64_t session_index = -1;     ///< the session's number in the step; -1: it is alone
 
   AttentionStep tensors = {};
+  /// What its queries meet. Several: the queries of one token (chunk_passes.h), in a step that goes
+  /// ahead.
+  ChunkPasses passes = {};
   std::int64_t skipped = 0;  ///< reading tokens before the step's first
   TokenQueries queries = {};
   /// The host's partials over rows beyond sinks and window, [tokens x q_heads].
@@ -103,8 +107,8 @@ void with_session_in_errors(std::int64_t session, const auto& work) {
 AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
                         std::int64_t tokens);
 
-/// Begins a step on the device, and sets the step's queries, which are on the host later. The
-/// caller holds the device's lock.
+/// Begins a step on the device, with its passes, and sets the step's queries, which are on the host
+/// later. The caller holds the device's lock.
 void begin_step(Step& step);
 
 /// Appends the rows of a step's tokens to the session's own, unless K and V have no tokens. A layer

@@ -287,7 +287,8 @@ TEST(ArrivingRows, AttendAsIfTheyHadBeenThereInOrder) {
       std::mt19937 random(static_cast<unsigned>(count));
       std::ranges::shuffle(positions, random);
       positions.resize(count);
-      arriving.begin(q.data(), heads, f.store.rows(0, 0));
+      const ArrivingRows::Queries queries{q.data()};
+      arriving.begin({&queries, 1}, heads, f.store.rows(0, 0));
       for (std::size_t i = 0; i < count; ++i) {
         arriving.add(positions[i]);
         if (i % 11 == 10) {
@@ -301,6 +302,47 @@ TEST(ArrivingRows, AttendAsIfTheyHadBeenThereInOrder) {
       EXPECT_TRUE(std::ranges::equal(got.out(), want.out())) << count;
       EXPECT_TRUE(std::ranges::equal(got.lse(), want.lse())) << count;
     }
+  }
+}
+
+/// Each row meets the query of its range: the merge of what these give by themselves.
+TEST(ArrivingRows, MeetTheQueriesOfTheirRanges) {
+  constexpr std::int64_t heads = 3;
+  constexpr std::int64_t dim = 48;
+  const Fixture f({.layers = 1, .q_heads = heads, .kv_heads = 1, .head_dim = dim}, 300, 5);
+  const auto q = random_floats(query_forms * heads * dim, 9);
+  const std::array<PositionRange, query_forms> ranges{{{170, 400}, {60, 170}, {0, 60}}};
+  std::array<ArrivingRows::Queries, query_forms> queries;
+  for (std::size_t i = 0; i < queries.size(); ++i) queries[i] = {&q[i * heads * dim], ranges[i]};
+  std::vector<std::int64_t> positions(300);
+  std::iota(positions.begin(), positions.end(), 0);
+  std::mt19937 random(1);
+  std::ranges::shuffle(positions, random);
+  positions.resize(101);
+  ArrivingRows arriving;
+  Partial got(heads, dim);
+  for (const std::size_t forms : {1U, 2U, 3U}) {  // the last takes all others
+    arriving.begin(std::span(queries).first(forms), heads, f.store.rows(0, 0));
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      arriving.add(positions[i]);
+      if (i % 7 == 6) arriving.score_some();
+    }
+    arriving.attend(0.2F, 0, got.view());
+    Partial want(heads, dim);
+    for (std::size_t i = 0; i < forms; ++i) {
+      std::vector<std::int64_t> some;
+      std::ranges::copy_if(positions, std::back_inserter(some), [&](std::int64_t x) {
+        const bool last = i + 1 == forms;
+        return last ? x < (i == 0 ? 300 : ranges[i - 1].begin) : ranges[i].contains(x);
+      });
+      std::ranges::sort(some);
+      Partial part(heads, dim);
+      attend_rows(queries[i].data, f.store.rows(0, 0), some, 0.2F, part.view());
+      merge(want.view(), part.view());
+    }
+    for (std::size_t i = 0; i < got.out().size(); ++i)
+      EXPECT_NEAR(got.out()[i], want.out()[i], 1e-5F) << forms << " " << i;
+    for (std::size_t h = 0; h < heads; ++h) EXPECT_NEAR(got.lse()[h], want.lse()[h], 1e-5F);
   }
 }
 

@@ -272,10 +272,36 @@ TEST_P(Chunks, OwnRowsInCodesAreAllMet) {
                   place.device());
   Feed feed(place, stream, 500, 4000);
   feed.run(session, 3960, 256);
-  feed.run(session, 4000, 5);
+  feed.run(session, 3980, 5);
+  feed.run(session, 4000, 1);
   EXPECT_GE(session.stats().coded_tokens, 2048);
-  EXPECT_LE(feed.worst({.dense_layers = 2}, {3960, 3964, 3999}), 1.0);
+  EXPECT_LE(feed.worst({.dense_layers = 2}, {3960, 3964, 3979, 3980, 3999}), 1.0);
   least_coded_on_host = on_host;
+}
+
+/// A device that goes ahead chooses the rows of one token among all chunks at once, by one
+/// threshold: no more than without chunks, though queries differ in length by chunk.
+TEST_P(Chunks, ATokenHasNoMoreRowsThanWithoutChunks) {
+  const Place place(GetParam());
+  if (!place.is_cuda()) GTEST_SKIP() << "on a host each pass chooses its rows";
+  TokenStream stream = coded_stream(by_chunks(700), 3060);
+  for (auto& layer : stream.q_far)
+    for (float& x : layer) x *= 1.5F;
+  for (auto& layer : stream.q_next)
+    for (float& x : layer) x *= 0.25F;
+  constexpr std::int64_t k = 32;
+  for (const char* tail : {"codes:k=16,v=8", "none"}) {
+    Session session(
+        stream.context(3000)->with_index("codes:k=16,v=8"),
+        {.index = "codes:k=16,v=8", .k = TopK::same(k), .tail = tail, .window = 16, .sinks = 3},
+        place.device());
+    Feed feed(place, stream, 3000, 3060);
+    feed.run(session, 1);
+    const std::int64_t group = 3;
+    const std::int64_t most = 2 * 60 * 2 * group * k * group;  // layers, tokens, KV heads
+    EXPECT_LE(session.stats().rows_retrieved, most) << tail;
+    EXPECT_GT(session.stats().rows_retrieved, most / 10) << tail;
+  }
 }
 
 TEST_P(Chunks, BelowOneChunkItIsPlainAttention) {

@@ -24,7 +24,7 @@ class HostDecode final : public DecodeInputs, public ResidentWindow {
   CodeScanner* scanner() { return scanner_.get(); }
 
   void begin(const AttentionStep& step, std::int64_t first,
-             const PositionRange& /*sees*/) override {
+             const ChunkPasses& /*passes*/) override {
     const AttentionShape& a = shape_.attention;
     given_ = step;
     queries_ = {step.q, step.tokens, a.q_heads, a.head_dim_of(step.layer), first};

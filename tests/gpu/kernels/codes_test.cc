@@ -273,7 +273,7 @@ struct Scanner {
           noise(shape.q_heads) {}
 
     gpu::ScanToken token() const {
-      return {.query = query.data(),
+      return {.query = {query.data()},
               .parts = {{estimate.data(), estimate_lse.data()},
                         {rare.data(), rare_lse.data()},
                         noise.data()},
