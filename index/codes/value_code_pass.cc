@@ -47,30 +47,50 @@ constexpr float most_weight = 62.5F;  // so that four fit into 8 bits
 /// even, which the lower bits of the sum tell.
 constexpr float rounder = 0x1.8p23F;
 
-/// 2^x of x <= 0. (Coefficients: Cephes, exp2f.)
+/// 2^x of x <= 0, off by at most 5e-7 of it; 2^0 is 1. (The polynomial of degree 5 with the least
+/// largest error among those that are 1 at 0, by Remez's algorithm.)
 template <class D>
 HWY_INLINE hn::Vec<D> power_of_2(D d, hn::Vec<D> x) {
-  const hn::RebindToUnsigned<D> d32;
   x = hn::Max(x, hn::Set(d, -126.0F));
-  const auto rounded = hn::Add(x, hn::Set(d, rounder));
-  const auto part = hn::Sub(x, hn::Sub(rounded, hn::Set(d, rounder)));
-  auto y = hn::Set(d, 1.535336188319500e-4F);
-  for (const float c : {1.339887440266574e-3F, 9.618437357674640e-3F, 5.550332471162809e-2F,
-                        2.402264791363012e-1F, 6.931472028550421e-1F, 1.0F})
+  const auto shifted = hn::Add(x, hn::Set(d, rounder));
+  const auto rounded = hn::Sub(shifted, hn::Set(d, rounder));
+  const auto part = hn::Sub(x, rounded);
+  auto y = hn::Set(d, 1.112550926e-3F);
+  for (const float c : {9.666282547e-3F, 5.557400469e-2F, 2.402235065e-1F, 6.931428306e-1F, 1.0F})
     y = hn::MulAdd(y, part, hn::Set(d, c));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(d32, rounded));
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return hn::Vec<D>{_mm512_scalef_ps(y.raw, rounded.raw)};
+#else
+  const hn::RebindToUnsigned<D> d32;
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(d32, shifted));
   return hn::BitCast(d, hn::Add(hn::BitCast(d32, y), exponent));
+#endif
 }
 
-/// Of each number the lowest 8 bits.
+/// Of each number of four vectors the lowest 8 bits, as many bytes as there are numbers.
 template <class V>
-HWY_INLINE void store_lowest(V numbers, std::uint8_t* to) {
+HWY_INLINE void store_lowest(const V (&numbers)[4], std::uint8_t* to) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(numbers.raw));
+  for (std::int64_t c = 0; c < 4; ++c)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + c, _mm512_cvtepi32_epi8(numbers[c].raw));
 #else
   const hn::DFromV<V> d32;
+  const auto low = hn::Set(d32, 255);
+#if HWY_TARGET == HWY_AVX2
+  const auto pack = [&](V a, V b) HWY_ATTR {
+    return _mm256_packs_epi32(hn::And(a, low).raw, hn::And(b, low).raw);
+  };
+  // Four numbers of each vector, then the upper four of each.
+  const __m256i bytes =
+      _mm256_packus_epi16(pack(numbers[0], numbers[1]), pack(numbers[2], numbers[3]));
+  const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, in_order));
+#else
   const hn::Rebind<std::uint8_t, decltype(d32)> d8;
-  hn::StoreU(hn::DemoteTo(d8, hn::And(numbers, hn::Set(d32, 255))), d8, to);
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d32));
+  for (std::int64_t c = 0; c < 4; ++c)
+    hn::StoreU(hn::DemoteTo(d8, hn::And(numbers[c], low)), d8, to + c * lanes);
+#endif
 #endif
 }
 
@@ -80,34 +100,36 @@ WeightSums weigh_scores_any(const float* scores, std::int64_t count, float high,
   constexpr std::int64_t chains = 4;  // vectors, each with what is carried to it
   const hn::CappedTag<float, value_block / chains> d;
   const hn::RebindToSigned<decltype(d)> d32;
+  using Vector = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto log2_of_e = hn::Set(d, 1.44269504088896341F);
   const auto most = hn::Set(d, high);
   const auto factor = hn::Set(d, most_weight);
   const auto part = hn::Set(d, 1.0F / static_cast<float>(chains * lanes));
-  hn::Vec<decltype(d)> carried[chains];
-  hn::Vec<decltype(d)> total[chains];
-  hn::Vec<decltype(d)> squares[chains];
+  const auto round_by = hn::Set(d, rounder);
+  Vector carried[chains];
   for (std::int64_t c = 0; c < chains; ++c) {
     const auto number = hn::Iota(d, static_cast<float>(c * lanes) + 0.5F);
     carried[c] = hn::MulAdd(number, part, hn::Set(d, -0.5F));
-    total[c] = squares[c] = hn::Zero(d);
   }
+  Vector total[2] = {hn::Zero(d), hn::Zero(d)};
+  Vector squares[2] = {hn::Zero(d), hn::Zero(d)};
   for (std::int64_t i = 0; i < count; i += chains * lanes) {
+    hn::Vec<decltype(d32)> whole[chains];
     for (std::int64_t c = 0; c < chains; ++c) {
       const auto below = hn::Sub(hn::LoadU(d, scores + i + c * lanes), most);
       const auto weight = power_of_2(d, hn::Mul(below, log2_of_e));
-      total[c] = hn::Add(total[c], weight);
-      squares[c] = hn::MulAdd(weight, weight, squares[c]);
+      total[c % 2] = hn::Add(total[c % 2], weight);
+      squares[c % 2] = hn::MulAdd(weight, weight, squares[c % 2]);
       const auto exact = hn::MulAdd(weight, factor, carried[c]);
-      const auto rounded = hn::Add(exact, hn::Set(d, rounder));
-      carried[c] = hn::Sub(exact, hn::Sub(rounded, hn::Set(d, rounder)));
-      store_lowest(hn::BitCast(d32, rounded), out + i + c * lanes);
+      const auto rounded = hn::Add(exact, round_by);
+      carried[c] = hn::Sub(exact, hn::Sub(rounded, round_by));
+      whole[c] = hn::BitCast(d32, rounded);
     }
+    store_lowest(whole, out + i);
   }
-  const auto sum = [&](const hn::Vec<decltype(d)>(&of)[chains]) HWY_ATTR {
-    return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(of[0], of[1]), hn::Add(of[2], of[3]))));
-  };
+  const auto sum = [&](const Vector(&of)[2])
+                       HWY_ATTR { return hn::GetLane(hn::SumOfLanes(d, hn::Add(of[0], of[1]))); };
   return {sum(total), sum(squares)};
 }
 
