@@ -54,6 +54,7 @@ struct CodePass::Work {
   std::vector<ScoreEstimate> estimates;  // likewise
   // Of a token's sample:
   std::vector<float> scores;  // [heads, keys]
+  std::vector<float> highs;   // [heads, blocks]
   std::vector<float> room;    // of a head
   std::vector<std::int32_t> above;
   std::vector<Piece> pieces;
@@ -155,6 +156,7 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
   const std::size_t heads = thresholds.size();
   const std::int64_t most = samples * code_block;
   work.scores.resize(heads * static_cast<std::size_t>(most));
+  work.highs.resize(heads * static_cast<std::size_t>(samples));
   const auto block_at = [&](std::int64_t i) {
     return (first_block + sampled_block(blocks, samples, i)) * code_block;
   };
@@ -164,12 +166,14 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
     if (i + ahead < samples)
       prefetch(index->coder().of_keys(index->codes(), block_at(i + ahead), 1));
     float* of_block = work.scores.data() + i * code_block;
-    score_codes(index->codes(), index->coder().bytes(), weights, first, count, of_block, most);
-    for (std::size_t g = 0; g < heads; ++g) {
-      float* of = of_block + static_cast<std::int64_t>(g) * most;
-      if (softcap > 0) soft_cap(of, code_block, softcap);
-      leave_outside(allowed, first, count, of);
-      leave_out(index->rare(), first, count, of);
+    float* high_of_block = work.highs.data() + i;
+    score_codes(index->codes(), index->coder().bytes(), weights, first, count, of_block, most,
+                high_of_block);
+    for (std::int64_t g = 0; g < std::ssize(thresholds); ++g) {
+      TileScores block{of_block + g * most, high_of_block + g * samples, first, count};
+      if (softcap > 0) block.cap(softcap);
+      block.leave_outside(allowed);
+      block.leave_out(index->rare());
     }
   }
   for (std::size_t g = 0; g < heads; ++g) {
@@ -221,58 +225,55 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   if (all.size() == 0) return;
   all.begin = all.begin / code_tile * code_tile;  // so that others' tiles are this token's
   struct Workspace {
-    std::vector<float> scores;
-    std::vector<float> highs;  // per query, of a tile
+    std::vector<float> scores;     // [queries, code_tile]
+    std::vector<float> highs;      // [queries, tile_blocks]
+    std::vector<TileScores> tile;  // per query
   };
   const Scratch<Workspace> borrowed;
-  auto& [scores, highs] = *borrowed;
+  auto& [scores, highs, tile] = *borrowed;
   scores.resize(queries * code_tile);
-  highs.resize(queries);
+  highs.resize(queries * tile_blocks);
+  tile.resize(queries);
   const KeyCoder& keys = index->coder();
   auto rare = index->rare_in(all);
-  constexpr std::int64_t word = 64;
+  static_assert(code_block == 64);  // bits of `found`
+  const auto heads = static_cast<std::size_t>(group);
   for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, all.end - at);
-    const std::int64_t padded = whole_value_blocks(count);
     score_codes(index->codes(), keys.bytes(), work.weights(), at, count, scores.data(), code_tile,
-                code_tile);
+                highs.data(), code_tile);
     // A few, of those that follow.
     const auto end =
         std::find_if(rare.begin(), rare.end(), [&](std::int64_t row) { return row >= at + count; });
     const auto rare_here = rare.first(static_cast<std::size_t>(end - rare.begin()));
     rare = rare.subspan(rare_here.size());
     for (std::size_t t = 0; t < tokens.size(); ++t) {
-      float* of_token = scores.data() + t * static_cast<std::size_t>(group * code_tile);
-      float* high = &highs[t * static_cast<std::size_t>(group)];
-      std::uint64_t found[code_tile / word] = {};
-      bool any = false;
-      for (std::int64_t g = 0; g < group; ++g) {
-        float* of = of_token + g * code_tile;
-        if (softcap > 0) soft_cap(of, code_tile, softcap);  // whole vectors: alike
-        leave_outside(tokens[t].allowed, at, count, of);
-        leave_out(rare_here, at, count, of);
-        high[g] = max_of(of, padded);
-        const std::size_t q = t * static_cast<std::size_t>(group) + static_cast<std::size_t>(g);
-        if (!(high[g] > work.thresholds[q])) continue;
-        std::int32_t above[code_tile];
-        const std::int64_t n = find_above(of, count, work.thresholds[q], above);
-        for (std::int64_t i = 0; i < n; ++i)
-          found[above[i] / word] |= std::uint64_t{1} << above[i] % word;
-        any = true;
-      }
-      if (!any) continue;
-      for (std::int64_t w = 0; w < code_tile / word; ++w) {
-        for (std::uint64_t bits = found[w]; bits != 0; bits &= bits - 1) {
-          if (std::ssize(own.listed[t]) == capacity) break;
-          const std::int64_t i = w * word + std::countr_zero(bits);
-          own.listed[t].push_back(at + i);
-          for (std::int64_t g = 0; g < group; ++g) of_token[g * code_tile + i] = empty_lse;
+      std::uint64_t found[tile_blocks] = {};  // a bit for each key
+      for (std::size_t q = t * heads; q < (t + 1) * heads; ++q) {
+        TileScores& of = tile[q];
+        of = {scores.data() + q * code_tile, highs.data() + q * tile_blocks, at, count};
+        if (softcap > 0) of.cap(softcap);
+        of.leave_outside(tokens[t].allowed);
+        of.leave_out(rare_here);
+        for (std::int64_t b = 0; b < of.blocks(); ++b) {
+          if (!(of.highs[b] > work.thresholds[q])) continue;
+          std::int32_t above[code_block];
+          const std::int64_t n =
+              find_above(of.scores + b * code_block, code_block, work.thresholds[q], above);
+          for (std::int64_t i = 0; i < n; ++i) found[b] |= std::uint64_t{1} << above[i];
         }
       }
-      for (std::int64_t g = 0; g < group; ++g) high[g] = max_of(of_token + g * code_tile, padded);
+      for (std::int64_t b = 0; b < tile_blocks; ++b) {
+        for (std::uint64_t bits = found[b]; bits != 0; bits &= bits - 1) {
+          if (std::ssize(own.listed[t]) == capacity) break;
+          const std::int64_t i = b * code_block + std::countr_zero(bits);
+          own.listed[t].push_back(at + i);
+          for (std::size_t q = t * heads; q < (t + 1) * heads; ++q) tile[q].leave_out(i);
+        }
+      }
     }
     if (tail == nullptr) continue;
-    add_tile(tail->coder(), tail->codes(), at, count, work.estimates, scores.data(), highs,
+    add_tile(tail->coder(), tail->codes(), work.estimates, tile,
              std::span(own.sums).first(queries));
   }
 }

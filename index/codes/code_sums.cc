@@ -71,12 +71,18 @@ bool ScoreEstimate::changes(float high) const {
   return ceiling_ <= largest_score && high > ceiling_ - static_cast<float>(reach_);
 }
 
-void ScoreEstimate::correct(float* scores, std::int64_t count) const {
-  std::int32_t near[code_tile];
-  const std::int64_t found = find_above(scores, count, ceiling_ - static_cast<float>(reach_), near);
-  for (std::int64_t i = 0; i < found; ++i) {
-    float& score = scores[near[i]];
-    score = score + shift(static_cast<double>(ceiling_) - score);
+void ScoreEstimate::correct(TileScores tile) const {
+  for (std::int64_t b = 0; b < tile.blocks(); ++b) {
+    if (!changes(tile.highs[b])) continue;
+    float* scores = tile.scores + b * code_block;
+    std::int32_t near[code_block];
+    const std::int64_t found =
+        find_above(scores, code_block, ceiling_ - static_cast<float>(reach_), near);
+    for (std::int64_t i = 0; i < found; ++i) {
+      float& score = scores[near[i]];
+      score = score + shift(static_cast<double>(ceiling_) - score);
+    }
+    tile.update(b);
   }
 }
 
@@ -92,8 +98,10 @@ float ScoreEstimate::shift(double x) const {
 double weigh_scaled(const KeyCoder& coder, const float* query, float scale, float softcap,
                     SlotWeights& weights) {
   coder.weigh_slots(query, weights);
-  weights.step = std::min(weights.step * scale, largest_score / 262144);  // sums are below
-  weights.offset = std::clamp(weights.offset * scale, -largest_score, largest_score);
+  for (float* step : {&weights.step, &weights.table_step})
+    *step = std::min(*step * scale, largest_score / 262144);  // sums are below
+  for (float* offset : {&weights.offset, &weights.table_offset})
+    *offset = std::clamp(*offset * scale, -largest_score, largest_score);
   if (softcap > 0) return 0;
   const double deviation = scale * std::sqrt(coder.error_variance(query));
   return deviation < largest_deviation ? deviation : largest_deviation;  // NaN, beyond float32
@@ -139,16 +147,39 @@ void CodeSums::give(const ValueCoder& coder, float correction, PartialView estim
   noise = {square * variance, square * coder.error_variance(), coder.variance()};
 }
 
-void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std::int64_t count,
-               float* x) {
-  auto at = std::lower_bound(positions.begin(), positions.end(), first);
-  for (; at != positions.end() && *at < first + count; ++at) x[*at - first] = empty_lse;
+float TileScores::high() const { return max_of(highs, blocks()); }
+
+void TileScores::update(std::int64_t block) {
+  highs[block] = max_of(scores + block * code_block, code_block);
 }
 
-void leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x) {
-  const std::int64_t padded = whole_value_blocks(count);
-  std::fill(x, x + std::clamp<std::int64_t>(range.begin - first, 0, count), empty_lse);
-  std::fill(x + std::clamp<std::int64_t>(range.end - first, 0, count), x + padded, empty_lse);
+void TileScores::cap(float softcap) {
+  soft_cap(scores, blocks() * code_block, softcap);  // whole vectors: alike
+  for (std::int64_t b = 0; b < blocks(); ++b) update(b);
+}
+
+void TileScores::leave_out(std::int64_t i) {
+  const std::int64_t block = i / code_block;
+  const bool was_highest = scores[i] >= highs[block];
+  scores[i] = empty_lse;
+  if (was_highest) update(block);
+}
+
+void TileScores::leave_out(std::span<const std::int64_t> positions) {
+  auto at = std::lower_bound(positions.begin(), positions.end(), first);
+  for (; at != positions.end() && *at < first + count; ++at) leave_out(*at - first);
+}
+
+void TileScores::leave_outside(PositionRange range) {
+  const std::int64_t end = blocks() * code_block;
+  const std::int64_t from = std::clamp<std::int64_t>(range.begin - first, 0, count);
+  const std::int64_t to = std::max(from, std::clamp<std::int64_t>(range.end - first, 0, count));
+  if (from == 0 && to == end) return;
+  std::fill(scores, scores + from, empty_lse);
+  std::fill(scores + to, scores + end, empty_lse);
+  for (std::int64_t b = 0; b < blocks(); ++b) {
+    if (b * code_block < from || (b + 1) * code_block > to) update(b);
+  }
 }
 
 void prefetch(std::span<const std::uint8_t> bytes) {
@@ -156,9 +187,10 @@ void prefetch(std::span<const std::uint8_t> bytes) {
   for (std::size_t i = 0; i < bytes.size(); i += line) __builtin_prefetch(bytes.data() + i);
 }
 
-void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t first,
-              std::int64_t count, std::span<const ScoreEstimate> estimates, float* scores,
-              std::span<const float> highs, std::span<CodeSums> sums) {
+void add_tile(const ValueCoder& coder, const std::uint8_t* codes,
+              std::span<const ScoreEstimate> estimates, std::span<TileScores> tile,
+              std::span<CodeSums> sums) {
+  if (tile.empty()) return;
   struct Workspace {
     std::vector<std::uint8_t> weights;
     std::vector<WeightedTile> weighted;
@@ -167,26 +199,22 @@ void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t f
   auto& [weights, weighted] = *workspace;
   weights.resize(sums.size() * code_tile);
   weighted.clear();
-  const std::int64_t padded = whole_value_blocks(count);
+  const std::int64_t padded = whole_value_blocks(tile[0].count);
   for (std::size_t q = 0; q < sums.size(); ++q) {
-    float* of = scores + static_cast<std::int64_t>(q) * code_tile;
-    float high = highs[q];
-    if (estimates[q].changes(high)) {
-      estimates[q].correct(of, count);
-      high = max_of(of, padded);
-    }
+    estimates[q].correct(tile[q]);
+    const float high = tile[q].high();
     CodeSums& to = sums[q];
     if (high < to.high - negligible || high == empty_lse) continue;
     to.raise(high);
     std::uint8_t* of_weights = weights.data() + q * code_tile;
-    const WeightSums tile = weigh_scores(of, padded, high, of_weights);
+    const WeightSums of = weigh_scores(tile[q].scores, padded, high, of_weights);
     const float factor = std::exp(high - to.high);
-    to.total += factor * tile.total;
-    to.squares += factor * factor * tile.squares;
+    to.total += factor * of.total;
+    to.squares += factor * factor * of.squares;
     weighted.push_back({of_weights, factor, to.axes.data()});
   }
   if (coder.lanes() > 0)
-    sum_values(codes + first / 4 * coder.lanes(), coder.lanes(), weighted, padded);
+    sum_values(codes + tile[0].first / 4 * coder.lanes(), coder.lanes(), weighted, padded);
 }
 
 }  // namespace topkv

@@ -14,6 +14,29 @@ namespace topkv {
 
 /// Keys scored at a time.
 inline constexpr std::int64_t code_tile = 512;
+inline constexpr std::int64_t tile_blocks = code_tile / code_block;
+
+/// Scores of one query with the keys first to first + count - 1, at most code_tile of them.
+struct TileScores {
+  float* scores = nullptr;  ///< of each key; room for whole blocks of code_block
+  float* highs = nullptr;   ///< the largest of each block
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+
+  std::int64_t blocks() const { return (count + code_block - 1) / code_block; }
+  float high() const;
+
+  /// Caps all scores (soft_cap).
+  void cap(float softcap);
+  /// The score of key first + i becomes -inf.
+  void leave_out(std::int64_t i);
+  /// Likewise for those of the positions, ascending, that are among the keys.
+  void leave_out(std::span<const std::int64_t> positions);
+  /// Likewise for keys outside a range, and what lies behind the last key in its block.
+  void leave_outside(PositionRange range);
+  /// Finds the largest score of a block again.
+  void update(std::int64_t block);
+};
 
 /// What is known of one query's scores, from code and ceiling.
 ///
@@ -31,14 +54,14 @@ class ScoreEstimate {
   /// s² / 2
   float correction() const { return correction_; }
 
-  /// Whether correct() changes scores up to so much.
-  bool changes(float high) const;
-  /// log of the mean mass, less s² / 2, in place of each score; count: at most code_tile.
-  void correct(float* scores, std::int64_t count) const;
+  /// log of the mean mass, less s² / 2, in place of each score.
+  void correct(TileScores tile) const;
 
  private:
   static constexpr int entries = 64;
 
+  /// Whether correct() changes scores up to so much.
+  bool changes(float high) const;
   float shift(double x) const;
 
   float ceiling_ = 0;
@@ -68,21 +91,14 @@ struct CodeSums {
             TailNoise& noise) const;
 };
 
-/// x[at] = -inf for those of the positions, ascending, that lie in [first, first + count).
-void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std::int64_t count,
-               float* x);
-/// Likewise for those outside a range, and those from count on up to a whole number of
-/// value_blocks.
-void leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x);
-
 /// Asks memory for what will be read soon.
 void prefetch(std::span<const std::uint8_t> bytes);
 
-/// Adds keys first to first + count - 1 (first: a multiple of value_block) to the sums of each
-/// query: scores[q * code_tile + i], -inf for those that are left out, which it overwrites. highs:
-/// the largest of each query's. codes: of all values; unused where the coder has none.
-void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t first,
-              std::int64_t count, std::span<const ScoreEstimate> estimates, float* scores,
-              std::span<const float> highs, std::span<CodeSums> sums);
+/// Adds the keys of a tile (TileScores::first: a multiple of value_block) to the sums of each
+/// query. Scores are -inf for keys that are left out; they are overwritten. codes: of all values;
+/// unused where the coder has none.
+void add_tile(const ValueCoder& coder, const std::uint8_t* codes,
+              std::span<const ScoreEstimate> estimates, std::span<TileScores> tile,
+              std::span<CodeSums> sums);
 
 }  // namespace topkv

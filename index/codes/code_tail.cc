@@ -81,20 +81,21 @@ std::int64_t CodeTail::memory() const {
 /// sums: per query.
 void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSums> sums) const {
   float scores[tail_queries_at_a_time * code_tile] = {};
-  float highs[tail_queries_at_a_time] = {};
+  float highs[tail_queries_at_a_time * tile_blocks] = {};
+  TileScores tile[tail_queries_at_a_time];
   const KeyCoder& keys = index_.coder();
   for (std::int64_t at = piece.begin; at < piece.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, piece.end - at);
-    score_codes(index_.codes(), keys.bytes(), pass.tables, at, count, scores, code_tile, code_tile);
+    score_codes(index_.codes(), keys.bytes(), pass.tables, at, count, scores, code_tile, highs,
+                code_tile);
     for (std::size_t q = 0; q < sums.size(); ++q) {
-      float* of = scores + static_cast<std::int64_t>(q) * code_tile;
-      if (pass.softcap > 0) soft_cap(of, code_tile, pass.softcap);  // whole vectors: alike
-      leave_outside(pass.queries.allowed[q], at, count, of);
-      leave_out(pass.taken[q], at, count, of);
-      leave_out(index_.rare(), at, count, of);
-      highs[q] = max_of(of, whole_value_blocks(count));
+      tile[q] = {scores + q * code_tile, highs + q * tile_blocks, at, count};
+      if (pass.softcap > 0) tile[q].cap(pass.softcap);
+      tile[q].leave_outside(pass.queries.allowed[q]);
+      tile[q].leave_out(pass.taken[q]);
+      tile[q].leave_out(index_.rare());
     }
-    add_tile(coder_, codes_.data(), at, count, pass.estimates, scores, highs, sums);
+    add_tile(coder_, codes_.data(), pass.estimates, std::span(tile).first(sums.size()), sums);
   }
 }
 

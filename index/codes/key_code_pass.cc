@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "index/codes/key_codes.h"
@@ -19,52 +21,24 @@ HWY_BEFORE_NAMESPACE();
 namespace topkv {
 namespace HWY_NAMESPACE {
 
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+constexpr std::int64_t blocks_of(std::int64_t keys) { return (keys + code_block - 1) / code_block; }
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
 
 using Bytes = hn::CappedTag<std::uint8_t, code_block>;
 using Pairs = hn::Repartition<std::uint16_t, Bytes>;
 using Sums = hn::Repartition<std::int32_t, Bytes>;
 using Floats = hn::Repartition<float, Bytes>;
 
-constexpr std::int64_t quarters = 4;  // vectors of sums for as many keys as a vector has bytes
-// Groups of 4 bytes added up at a time: 16 bits hold the sums of 8 groups, 32 bits hold all.
-constexpr std::int64_t groups_at_once = HWY_TARGET <= HWY_AVX3_DL ? 32 : 8;
+constexpr std::int64_t quarters = 4;         // vectors of sums for the keys of a block
+constexpr std::int64_t queries_at_once = 4;  // as registers hold sums
 
-constexpr std::int64_t queries_at_once = HWY_TARGET <= HWY_AVX3 ? 4 : 2;  // as registers hold sums
+void make_tables_any(const float* /*slots*/, std::int64_t /*bytes*/, SlotWeights& /*weights*/) {}
 
-#if HWY_TARGET <= HWY_AVX3_DL
-
-/// sums, of each 4 bytes, and their products with coefficients.
-HWY_INLINE hn::Vec<Sums> add_products(hn::Vec<Sums> sums, hn::Vec<Bytes> values,
-                                      hn::Vec<Sums> coefficients) {
-  return add_products_of_4(sums, values.raw, coefficients.raw);
-}
-HWY_INLINE hn::Vec<Sums> widen(hn::Vec<Sums> sums) { return sums; }
-
-#else
-
-/// The same, of each 2 bytes as 16 bits.
-HWY_INLINE hn::Vec<Sums> add_products(hn::Vec<Sums> sums, hn::Vec<Bytes> values,
-                                      hn::Vec<Sums> coefficients) {
-#if HWY_TARGET == HWY_AVX3
-  const hn::Vec<Sums> products{_mm512_maddubs_epi16(values.raw, coefficients.raw)};
-#else
-  const hn::Vec<Sums> products{_mm256_maddubs_epi16(values.raw, coefficients.raw)};
-#endif
-  const Pairs d16;  // which wrap around alike with and without a sign
-  return hn::BitCast(Sums(), hn::Add(hn::BitCast(d16, sums), hn::BitCast(d16, products)));
-}
-HWY_INLINE hn::Vec<Sums> widen(hn::Vec<Sums> sums) {
-  return hn::Add(hn::ShiftRight<16>(hn::ShiftLeft<16>(sums)), hn::ShiftRight<16>(sums));
-}
-
-#endif
-
-/// Scores of as many keys as a vector has bytes. v[j] has four of them in each block of 128 bits:
-/// keys 16 i + 4 j and on in block i.
-HWY_INLINE void store_in_order(const hn::Vec<Floats> (&v)[quarters], float* to) {
+/// Scores of the keys of a block, and the largest. v[j] has four of them in each 128 bits: keys
+/// 16 i + 4 j and on in part i.
+HWY_INLINE float store_in_order(const hn::Vec<Floats> (&v)[quarters], float* to) {
   const Floats d;
-#if HWY_TARGET <= HWY_AVX3
   const __m512 even01 = _mm512_shuffle_f32x4(v[0].raw, v[1].raw, 0x88);
   const __m512 odd01 = _mm512_shuffle_f32x4(v[0].raw, v[1].raw, 0xDD);
   const __m512 even23 = _mm512_shuffle_f32x4(v[2].raw, v[3].raw, 0x88);
@@ -73,137 +47,204 @@ HWY_INLINE void store_in_order(const hn::Vec<Floats> (&v)[quarters], float* to) 
   hn::StoreU(hn::Vec<Floats>{_mm512_shuffle_f32x4(odd01, odd23, 0x88)}, d, to + 16);
   hn::StoreU(hn::Vec<Floats>{_mm512_shuffle_f32x4(even01, even23, 0xDD)}, d, to + 32);
   hn::StoreU(hn::Vec<Floats>{_mm512_shuffle_f32x4(odd01, odd23, 0xDD)}, d, to + 48);
-#else
-  hn::StoreU(hn::ConcatLowerLower(d, v[1], v[0]), d, to);
-  hn::StoreU(hn::ConcatLowerLower(d, v[3], v[2]), d, to + 8);
-  hn::StoreU(hn::ConcatUpperUpper(d, v[1], v[0]), d, to + 16);
-  hn::StoreU(hn::ConcatUpperUpper(d, v[3], v[2]), d, to + 24);
-#endif
+  return hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(v[0], v[1]), hn::Max(v[2], v[3]))));
 }
 
-/// Scores of the keys of a block from number `first` on, as many as a vector has bytes.
 template <std::int64_t count>
-HWY_INLINE void score_vector(const std::uint8_t* block, std::int64_t bytes, std::int64_t first,
-                             const SlotWeights* queries, float* scores, std::int64_t stride,
-                             std::int64_t ahead) {
+HWY_INLINE void score_block(const std::uint8_t* block, std::int64_t bytes,
+                            const SlotWeights* queries, float* scores, std::int64_t stride,
+                            float* highs, std::int64_t ahead) {
   const Bytes d8;
   const Pairs d16;
   const Sums d32;
   const Floats d;
   const auto low = hn::Set(d8, std::uint8_t{3});
-  const std::int64_t groups = (bytes + 3) / 4;
-  hn::Vec<Sums> all[count][quarters];
-  for (auto& of_query : all) {
-    for (auto& sums : of_query) sums = hn::Zero(d32);
+  hn::Vec<Sums> sums[count][quarters];
+  for (auto& of_query : sums) {
+    for (auto& of_quarter : of_query) of_quarter = hn::Zero(d32);
   }
-  for (std::int64_t begin = 0; begin < groups; begin += groups_at_once) {
-    hn::Vec<Sums> some[count][quarters];
-    for (auto& of_query : some) {
-      for (auto& sums : of_query) sums = hn::Zero(d32);
-    }
-    for (std::int64_t g = begin; g < std::min(groups, begin + groups_at_once); ++g) {
-      const auto plane = [&](std::int64_t b) HWY_ATTR {
-        // Into the cache of the second level: other work comes before the line is read.
-        __builtin_prefetch(block + (4 * g + b) * code_block + first + ahead, 0, 2);
-        return 4 * g + b < bytes ? hn::LoadU(d8, block + (4 * g + b) * code_block + first)
-                                 : hn::Zero(d8);
-      };
-      const auto p0 = plane(0);
-      const auto p1 = plane(1);
-      const auto p2 = plane(2);
-      const auto p3 = plane(3);
-      // The four bytes of a key side by side.
-      const auto lower01 = hn::BitCast(d16, hn::InterleaveLower(d8, p0, p1));
-      const auto upper01 = hn::BitCast(d16, hn::InterleaveUpper(d8, p0, p1));
-      const auto lower23 = hn::BitCast(d16, hn::InterleaveLower(d8, p2, p3));
-      const auto upper23 = hn::BitCast(d16, hn::InterleaveUpper(d8, p2, p3));
-      const hn::Vec<Pairs> codes[quarters] = {
-          hn::InterleaveLower(d16, lower01, lower23), hn::InterleaveUpper(d16, lower01, lower23),
-          hn::InterleaveLower(d16, upper01, upper23), hn::InterleaveUpper(d16, upper01, upper23)};
-      const auto add_field = [&](auto shift) HWY_ATTR {
-        constexpr int field = decltype(shift)::value;
-        hn::Vec<Bytes> values[quarters];
+  for (std::int64_t g = 0; g < (bytes + 3) / 4; ++g) {
+    const auto plane = [&](std::int64_t b) HWY_ATTR {
+      // Into the cache of the second level: other work comes before the line is read.
+      __builtin_prefetch(block + (4 * g + b) * code_block + ahead, 0, 2);
+      return 4 * g + b < bytes ? hn::LoadU(d8, block + (4 * g + b) * code_block) : hn::Zero(d8);
+    };
+    const auto p0 = plane(0);
+    const auto p1 = plane(1);
+    const auto p2 = plane(2);
+    const auto p3 = plane(3);
+    // The four bytes of a key side by side.
+    const auto lower01 = hn::BitCast(d16, hn::InterleaveLower(d8, p0, p1));
+    const auto upper01 = hn::BitCast(d16, hn::InterleaveUpper(d8, p0, p1));
+    const auto lower23 = hn::BitCast(d16, hn::InterleaveLower(d8, p2, p3));
+    const auto upper23 = hn::BitCast(d16, hn::InterleaveUpper(d8, p2, p3));
+    const hn::Vec<Pairs> codes[quarters] = {
+        hn::InterleaveLower(d16, lower01, lower23), hn::InterleaveUpper(d16, lower01, lower23),
+        hn::InterleaveLower(d16, upper01, upper23), hn::InterleaveUpper(d16, upper01, upper23)};
+    const auto add_field = [&](auto shift) HWY_ATTR {
+      constexpr int field = decltype(shift)::value;
+      hn::Vec<Bytes> values[quarters];
+      for (std::int64_t j = 0; j < quarters; ++j)
+        values[j] = hn::And(hn::BitCast(d8, hn::ShiftRight<2 * field>(codes[j])), low);
+      for (std::int64_t q = 0; q < count; ++q) {
+        std::int32_t four = 0;
+        std::memcpy(&four, queries[q].coefficients.data() + (g * 4 + field) * 4, sizeof four);
+        const auto coefficients = hn::Set(d32, four);
         for (std::int64_t j = 0; j < quarters; ++j)
-          values[j] = hn::And(hn::BitCast(d8, hn::ShiftRight<2 * field>(codes[j])), low);
-        for (std::int64_t q = 0; q < count; ++q) {
-          std::int32_t four = 0;
-          std::memcpy(&four, queries[q].coefficients.data() + (g * 4 + field) * 4, sizeof four);
-          const auto coefficients = hn::Set(d32, four);
-          for (std::int64_t j = 0; j < quarters; ++j)
-            some[q][j] = add_products(some[q][j], values[j], coefficients);
-        }
-      };
-      add_field(std::integral_constant<int, 0>());
-      add_field(std::integral_constant<int, 1>());
-      add_field(std::integral_constant<int, 2>());
-      add_field(std::integral_constant<int, 3>());
-    }
-    for (std::int64_t q = 0; q < count; ++q) {
-      for (std::int64_t j = 0; j < quarters; ++j) all[q][j] = hn::Add(all[q][j], widen(some[q][j]));
-    }
+          sums[q][j] = add_products_of_4(sums[q][j], values[j].raw, coefficients.raw);
+      }
+    };
+    add_field(std::integral_constant<int, 0>());
+    add_field(std::integral_constant<int, 1>());
+    add_field(std::integral_constant<int, 2>());
+    add_field(std::integral_constant<int, 3>());
   }
   for (std::int64_t q = 0; q < count; ++q) {
     const auto step = hn::Set(d, queries[q].step);
     const auto offset = hn::Set(d, queries[q].offset);
     hn::Vec<Floats> of_query[quarters];
     for (std::int64_t j = 0; j < quarters; ++j)
-      of_query[j] = hn::MulAdd(hn::ConvertTo(d, all[q][j]), step, offset);
-    store_in_order(of_query, scores + q * stride);
+      of_query[j] = hn::MulAdd(hn::ConvertTo(d, sums[q][j]), step, offset);
+    highs[q * blocks_of(stride)] = store_in_order(of_query, scores + q * stride);
   }
-}
-
-/// Scores of the keys of a block.
-template <std::int64_t count>
-HWY_INLINE void score_block(const std::uint8_t* block, std::int64_t bytes,
-                            const SlotWeights* queries, float* scores, std::int64_t stride,
-                            std::int64_t ahead) {
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(Bytes()));
-  for (std::int64_t first = 0; first < code_block; first += lanes)
-    score_vector<count>(block, bytes, first, queries, scores + first, stride, ahead);
 }
 
 #else
 
-constexpr std::int64_t queries_at_once = 1;
+constexpr std::int64_t queries_at_once = 4;  // as registers hold sums
 
-/// As above, for other processors.
-template <std::int64_t count>
-void score_block(const std::uint8_t* block, std::int64_t bytes, const SlotWeights* queries,
-                 float* scores, std::int64_t /*stride*/, std::int64_t /*ahead*/) {
-  static_assert(count == 1);
-  std::int32_t sums[code_block] = {};
+/// Entries of one half of a byte: of slots worth `first` and `second` for each step.
+struct HalfTable {
+  float first, second;
+  float least() const { return 3 * (std::min(first, 0.0F) + std::min(second, 0.0F)); }
+  float most() const { return 3 * (std::max(first, 0.0F) + std::max(second, 0.0F)); }
+};
+
+void make_tables_any(const float* slots, std::int64_t bytes, SlotWeights& weights) {
+  const auto half = [&](std::int64_t i) { return HalfTable{slots[2 * i], slots[2 * i + 1]}; };
+  float range = 0;  // of a byte
   for (std::int64_t b = 0; b < bytes; ++b) {
-    const std::uint8_t* plane = block + b * code_block;
-    for (int field = 0; field < 4; ++field) {
-      const std::int32_t coefficient =
-          queries->coefficients[static_cast<std::size_t>((b / 4 * 4 + field) * 4 + b % 4)];
-      for (std::int64_t i = 0; i < code_block; ++i)
-        sums[i] += coefficient * (plane[i] >> (2 * field) & 3);
-    }
+    const HalfTable low = half(2 * b);
+    const HalfTable high = half(2 * b + 1);
+    range = std::max(range, low.most() - low.least() + high.most() - high.least());
   }
-  for (std::int64_t i = 0; i < code_block; ++i)
-    scores[i] = static_cast<float>(sums[i]) * queries->step + queries->offset;
+  const float step = range / 254;  // so that two entries, rounded up, still fit into 8 bits
+  weights.tables.resize(static_cast<std::size_t>(32 * bytes));
+  weights.table_step = step;
+  weights.table_offset = 0;
+  for (std::int64_t i = 0; i < 2 * bytes; ++i) {
+    const HalfTable of = half(i);
+    float left = 0;
+    for (std::int64_t x = 0; x < 16; ++x) {
+      const float above =
+          of.first * static_cast<float>(x % 4) + of.second * static_cast<float>(x / 4) - of.least();
+      const float entry = std::floor((step > 0 ? above / step : 0) + 0.5F);
+      weights.tables[static_cast<std::size_t>(16 * i + x)] = static_cast<std::uint8_t>(entry);
+      left += above - entry * step;
+    }
+    // What rounding leaves on average is added for all.
+    weights.table_offset += of.least() + left / 16;
+  }
 }
 
+#if HWY_TARGET == HWY_SCALAR
+
+template <std::int64_t count>
+void score_block(const std::uint8_t* block, std::int64_t bytes, const SlotWeights* queries,
+                 float* scores, std::int64_t stride, float* highs, std::int64_t /*ahead*/) {
+  for (std::int64_t q = 0; q < count; ++q) {
+    float* to = scores + q * stride;
+    for (std::int64_t i = 0; i < code_block; ++i) {
+      unsigned sum = 0;
+      for (std::int64_t b = 0; b < bytes; ++b) {
+        const std::uint8_t* table = queries[q].tables.data() + 32 * b;
+        const unsigned code = block[b * code_block + i];
+        sum += table[code & 15];
+        sum += table[16 + (code >> 4)];
+      }
+      to[i] = static_cast<float>(sum) * queries[q].table_step + queries[q].table_offset;
+    }
+    highs[q * blocks_of(stride)] = *std::max_element(to, to + code_block);
+  }
+}
+
+#else
+
+template <std::int64_t count>
+HWY_INLINE void score_block(const std::uint8_t* block, std::int64_t bytes,
+                            const SlotWeights* queries, float* scores, std::int64_t stride,
+                            float* highs, std::int64_t ahead) {
+  const hn::CappedTag<std::uint8_t, code_block> d8;
+  const hn::Repartition<std::uint16_t, decltype(d8)> d16;
+  const hn::Repartition<std::int32_t, decltype(d8)> d32;
+  const hn::Repartition<float, decltype(d8)> d;
+  const hn::Rebind<std::uint16_t, decltype(d)> half16;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d8));
+  const auto floats = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto low = hn::Set(d8, std::uint8_t{15});
+  for (std::int64_t b = 0; b < bytes; ++b) __builtin_prefetch(block + b * code_block + ahead, 0, 2);
+  alignas(64) std::uint16_t whole[count][code_block];
+  for (std::int64_t first = 0; first < code_block; first += lanes) {
+    // Sums of 8 bits are added up two at a time as 16 bits, which wrap around; the odd ones once
+    // more alone.
+    hn::Vec<decltype(d16)> both[count];
+    hn::Vec<decltype(d16)> odd[count];
+    for (std::int64_t q = 0; q < count; ++q) both[q] = odd[q] = hn::Zero(d16);
+    for (std::int64_t b = 0; b < bytes; ++b) {
+      const auto codes = hn::LoadU(d8, block + b * code_block + first);
+      const auto lower = hn::And(codes, low);
+      const auto upper = hn::ShiftRight<4>(codes);
+      for (std::int64_t q = 0; q < count; ++q) {
+        const std::uint8_t* table = queries[q].tables.data() + 32 * b;
+        const auto sum =
+            hn::BitCast(d16, hn::Add(hn::TableLookupBytes(hn::LoadDup128(d8, table), lower),
+                                     hn::TableLookupBytes(hn::LoadDup128(d8, table + 16), upper)));
+        both[q] = hn::Add(both[q], sum);
+        odd[q] = hn::Add(odd[q], hn::ShiftRight<8>(sum));
+      }
+    }
+    for (std::int64_t q = 0; q < count; ++q) {
+      const auto even = hn::Sub(both[q], hn::ShiftLeft<8>(odd[q]));
+      hn::StoreInterleaved2(even, odd[q], d16, whole[q] + first);
+    }
+  }
+  for (std::int64_t q = 0; q < count; ++q) {
+    const auto step = hn::Set(d, queries[q].table_step);
+    const auto offset = hn::Set(d, queries[q].table_offset);
+    auto high = hn::Set(d, std::numeric_limits<float>::lowest());
+    for (std::int64_t i = 0; i < code_block; i += floats) {
+      const auto sum = hn::PromoteTo(d32, hn::LoadU(half16, whole[q] + i));
+      const auto score = hn::MulAdd(hn::ConvertTo(d, sum), step, offset);
+      high = hn::Max(high, score);
+      hn::StoreU(score, d, scores + q * stride + i);
+    }
+    highs[q * blocks_of(stride)] = hn::GetLane(hn::MaxOfLanes(d, high));
+  }
+}
+
+#endif
 #endif
 
 template <std::int64_t some>
 void score_blocks(const std::uint8_t* codes, std::int64_t bytes, const SlotWeights* queries,
-                  std::int64_t count, float* scores, std::int64_t stride, std::int64_t ahead) {
-  for (std::int64_t at = 0; at < count; at += code_block)
-    score_block<some>(codes + at * bytes, bytes, queries, scores + at, stride, ahead);
+                  std::int64_t count, float* scores, std::int64_t stride, float* highs,
+                  std::int64_t ahead) {
+  for (std::int64_t at = 0; at < count; at += code_block) {
+    score_block<some>(codes + at * bytes, bytes, queries, scores + at, stride,
+                      highs + at / code_block, ahead);
+  }
 }
 
 /// Of whole blocks, few enough to be still near when the next queries read them.
 void score_queries(const std::uint8_t* codes, std::int64_t bytes,
                    std::span<const SlotWeights> queries, std::int64_t count, float* scores,
-                   std::int64_t stride, std::int64_t ahead) {
+                   std::int64_t stride, float* highs, std::int64_t ahead) {
   const std::int64_t all = std::ssize(queries);
   for (std::int64_t q = 0; q < all;) {
     const auto score = [&](auto some) {
-      score_blocks<std::min<std::int64_t>(decltype(some)::value, queries_at_once)>(
-          codes, bytes, &queries[static_cast<std::size_t>(q)], count, scores + q * stride, stride,
-          ahead);
+      score_blocks<decltype(some)::value>(codes, bytes, &queries[static_cast<std::size_t>(q)],
+                                          count, scores + q * stride, stride,
+                                          highs + q * blocks_of(stride), ahead);
     };
     const std::int64_t some = std::min(all - q, queries_at_once);
     if (some == 4) score(std::integral_constant<std::int64_t, 4>());
@@ -216,19 +257,21 @@ void score_queries(const std::uint8_t* codes, std::int64_t bytes,
 
 void score_codes_any(const std::uint8_t* codes, std::int64_t bytes,
                      std::span<const SlotWeights> queries, std::int64_t count, float* scores,
-                     std::int64_t stride, std::int64_t ahead) {
+                     std::int64_t stride, float* highs, std::int64_t ahead) {
   constexpr std::int64_t keys_at_once = 4 * code_block;
   const std::int64_t whole = count / code_block * code_block;
   for (std::int64_t at = 0; at < whole; at += keys_at_once) {
     score_queries(codes + at * bytes, bytes, queries, std::min(keys_at_once, whole - at),
-                  scores + at, stride, ahead);
+                  scores + at, stride, highs + at / code_block, ahead);
   }
   if (whole == count) return;
   float last[code_block];
   for (std::int64_t q = 0; q < std::ssize(queries); ++q) {
+    float* high = highs + q * blocks_of(stride) + whole / code_block;
     score_queries(codes + whole * bytes, bytes, queries.subspan(static_cast<std::size_t>(q), 1),
-                  code_block, last, code_block, ahead);
+                  code_block, last, code_block, high, ahead);
     std::copy_n(last, count - whole, scores + q * stride + whole);
+    *high = *std::max_element(last, last + (count - whole));
   }
 }
 
@@ -239,13 +282,18 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace topkv {
 
+HWY_EXPORT(make_tables_any);
 HWY_EXPORT(score_codes_any);
+
+void make_tables(const float* slots, std::int64_t bytes, SlotWeights& weights) {
+  HWY_DYNAMIC_DISPATCH(make_tables_any)(slots, bytes, weights);
+}
 
 void score_codes(const std::uint8_t* codes, std::int64_t bytes,
                  std::span<const SlotWeights> queries, std::int64_t first, std::int64_t count,
-                 float* scores, std::int64_t stride, std::int64_t ahead) {
+                 float* scores, std::int64_t stride, float* highs, std::int64_t ahead) {
   HWY_DYNAMIC_DISPATCH(score_codes_any)
-  (codes + first * bytes, bytes, queries, count, scores, stride, ahead * bytes);
+  (codes + first * bytes, bytes, queries, count, scores, stride, highs, ahead * bytes);
 }
 
 }  // namespace topkv

@@ -15,8 +15,8 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t key_levels_sample = 16384;  // keys that levels are learned of
-constexpr std::int64_t tile = CodeAxes::tile;  // keys encoded at a time
-constexpr std::int64_t most_bytes = 128;       // of a code
+constexpr std::int64_t tile = CodeAxes::tile;      // keys encoded at a time
+constexpr std::int64_t most_bytes = 128;           // of a code
 constexpr int fit_rounds = 30;
 
 /// Part of the variance of a normal variable that evenly spaced levels leave (Max 1960, table II).
@@ -239,13 +239,16 @@ void KeyCoder::weigh_slots(const float* query, SlotWeights& weights) const {
     std::vector<float> unit;      // the query, its largest element between 1 and 2
     std::vector<float> along;     // each axis that has bits
     std::vector<double> of_slot;  // by their number among those that are used
+    std::vector<float> in_place;  // of all slots: [bytes, 4]
   };
   const Scratch<Workspace> workspace;
-  auto& [unit, along, of_slot] = *workspace;
+  auto& [unit, along, of_slot, in_place] = *workspace;
   const std::int64_t dim = axes_.dim();
   const auto groups = static_cast<std::size_t>((bytes_ + 3) / 4);
   weights.coefficients.assign(groups * 16, 0);
   weights.offset = weights.step = 0;
+  weights.tables.assign(static_cast<std::size_t>(32 * bytes_), 0);
+  weights.table_offset = weights.table_step = 0;
   float largest = 0;
   for (std::int64_t j = 0; j < dim; ++j) {
     if (!std::isfinite(query[j])) return;  // the step will be refused
@@ -273,6 +276,7 @@ void KeyCoder::weigh_slots(const float* query, SlotWeights& weights) const {
     of_slot.push_back(size * along[static_cast<std::size_t>(slot.axis)] * weight(slot));
     most = std::max(most, std::abs(of_slot.back()));
   }
+  const double unrounded = offset;
   const double step = most / 127;
   for (std::size_t i = 0; step > 0 && i < slots_.size(); ++i) {
     const double whole = std::round(of_slot[i] / step);
@@ -288,6 +292,13 @@ void KeyCoder::weigh_slots(const float* query, SlotWeights& weights) const {
   const double fit = reach > fits ? std::exp2(std::floor(std::log2(fits / reach))) : 1;
   weights.offset = static_cast<float>(offset * fit);
   weights.step = static_cast<float>(step * fit);
+  in_place.assign(static_cast<std::size_t>(4 * bytes_), 0.0F);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const std::int64_t at = 4 * byte_of(slots_[i]) + bit_of(slots_[i]) / 2;
+    in_place[static_cast<std::size_t>(at)] = static_cast<float>(of_slot[i] * fit);
+  }
+  make_tables(in_place.data(), bytes_, weights);
+  weights.table_offset += static_cast<float>(unrounded * fit);
 }
 
 float KeyCoder::error_variance(const float* query) const {

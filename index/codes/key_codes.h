@@ -13,8 +13,11 @@
 // linear in slots: q·k is about an offset plus, for each slot, a coefficient times its value from 0
 // to 3.
 //
-// A query's coefficients are kept in 8 bits, so that a processor multiplies four slots of a key and
-// adds them up in one or two instructions.
+// A query's coefficients are kept in 8 bits, so that a processor with AVX-512 VNNI multiplies four
+// slots of a key and adds them up in one instruction. Other processors look up what two slots, half
+// a byte, add to a score: a table of 16 entries of 8 bits (André, Kermarrec & Le Scouarnec 2015,
+// "Cache locality is not enough: high-performance nearest neighbor search with product
+// quantization fast scan").
 #pragma once
 
 #include <cstddef>
@@ -31,13 +34,20 @@ namespace topkv {
 /// Keys whose codes lie together, as [bytes, code_block]: byte b of each key, then the next.
 inline constexpr std::int64_t code_block = 64;
 
-/// Coefficients of one query: the score of a key is about offset + step * Σ_j coefficient_j (the
-/// value of slot j), off by at most 3/4 step for each slot.
+/// What one query makes of codes, in the two forms that processors read.
 struct SlotWeights {
   /// [bytes / 4, 4 (fields), 4 (bytes)], bytes rounded up to a multiple of 4; missing ones have 0.
+  /// The score of a key is about offset + step * Σ_j coefficient_j (the value of slot j), off by at
+  /// most 3/4 step for each slot.
   std::vector<std::int8_t> coefficients;
   float offset = 0;
   float step = 0;
+  /// [bytes, 2 (the lower half of a byte, then the upper), 16], of the processors that read tables:
+  /// the score of a key is about table_offset + table_step * the sum of the entries of its halves,
+  /// off by less than table_step for each. The entries of a byte add up to at most 255.
+  std::vector<std::uint8_t> tables;
+  float table_offset = 0;
+  float table_step = 0;
 };
 
 /// What was learned of one head's keys. Const members are safe from many threads.
@@ -124,11 +134,17 @@ class KeyCoder {
   std::vector<Slot> slots_;
 };
 
+/// Makes the tables of a query, if this processor reads tables. slots: [4 * bytes], what 1 in the
+/// slot at bits 2 i of byte b adds to a score, at 4 b + i. table_offset: of slots alone.
+void make_tables(const float* slots, std::int64_t bytes, SlotWeights& weights);
+
 /// scores[q * stride + i]: of key first + i with query q. codes: of all keys, each of so many
-/// bytes; first: a multiple of code_block; count: any. ahead: memory brings the codes of the keys
-/// from first + ahead on meanwhile, for the next call; 0 for calls that do not read in order.
+/// bytes; first: a multiple of code_block; count: any. highs: [queries, stride / code_block], the
+/// quotient rounded up, the largest score of each block of keys. ahead: memory brings the codes of
+/// the keys from first + ahead on meanwhile, for the next call; 0 for calls that do not read in
+/// order.
 void score_codes(const std::uint8_t* codes, std::int64_t bytes,
                  std::span<const SlotWeights> queries, std::int64_t first, std::int64_t count,
-                 float* scores, std::int64_t stride, std::int64_t ahead = 0);
+                 float* scores, std::int64_t stride, float* highs, std::int64_t ahead = 0);
 
 }  // namespace topkv

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -59,6 +60,7 @@ TEST(CodeKernels, ScoresAreSumsOverSlots) {
       std::mt19937 random(2);
       for (const std::int64_t queries : {1, 2, 3, 5, 8}) {
         std::vector<SlotWeights> weights(static_cast<std::size_t>(queries));
+        std::vector<float> slots(static_cast<std::size_t>(4 * bytes));
         for (SlotWeights& of : weights) {
           of.coefficients.resize(static_cast<std::size_t>((bytes + 3) / 4 * 16));
           for (std::int64_t i = 0; i < std::ssize(of.coefficients); ++i) {
@@ -68,12 +70,25 @@ TEST(CodeKernels, ScoresAreSumsOverSlots) {
           }
           of.step = 0.5F;
           of.offset = static_cast<float>(&of - weights.data());
+          for (std::int64_t i = 0; i < 4 * bytes; ++i) {
+            const std::int64_t at = (i / 16 * 4 + i % 4) * 4 + i / 4 % 4;
+            slots[static_cast<std::size_t>(i)] =
+                of.step * of.coefficients[static_cast<std::size_t>(at)];
+          }
+          make_tables(slots.data(), bytes, of);
+          of.table_offset += of.offset;
         }
         std::vector<float> scores(static_cast<std::size_t>(queries * keys));
+        const std::int64_t blocks = (keys + code_block - 1) / code_block;
+        std::vector<float> highs(static_cast<std::size_t>(queries * blocks));
         score_codes(codes.data(), bytes, weights, code_block, keys - code_block, scores.data(),
-                    keys);
+                    keys, highs.data());
         for (std::int64_t q = 0; q < queries; ++q) {
           const SlotWeights& of = weights[static_cast<std::size_t>(q)];
+          // Two entries are added for each byte. Each is off by up to half a step, and so is the
+          // mean of a table's errors, which table_offset makes up for.
+          const double most_off = 2 * of.table_step * static_cast<double>(bytes);
+          double squares = 0;
           for (std::int64_t i = code_block; i < keys; ++i) {
             double want = of.offset;
             for (std::int64_t b = 0; b < bytes; ++b) {
@@ -84,9 +99,19 @@ TEST(CodeKernels, ScoresAreSumsOverSlots) {
                         of.coefficients[static_cast<std::size_t>((b / 4 * 4 + field) * 4 + b % 4)];
               }
             }
-            ASSERT_EQ(scores[static_cast<std::size_t>(q * keys + i - code_block)],
-                      static_cast<float>(want))
+            const float got = scores[static_cast<std::size_t>(q * keys + i - code_block)];
+            ASSERT_NEAR(got, static_cast<float>(want), most_off)
                 << bytes << " bytes, query " << q << " of " << queries << ", key " << i;
+            squares += (got - want) * (got - want);
+          }
+          // Errors of entries are spread evenly and add up at random.
+          EXPECT_LE(std::sqrt(squares / static_cast<double>(keys - code_block)),
+                    1.3 * of.table_step * std::sqrt(static_cast<double>(2 * bytes) / 12));
+          for (std::int64_t b = 0; b + 1 < blocks; ++b) {
+            const float* from = scores.data() + q * keys + b * code_block;
+            const std::int64_t of_block = std::min(code_block, keys - (b + 1) * code_block);
+            EXPECT_EQ(highs[static_cast<std::size_t>(q * blocks + b)],
+                      *std::max_element(from, from + of_block));
           }
         }
       }

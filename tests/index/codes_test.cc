@@ -86,9 +86,11 @@ struct CodedKeys {
     const auto count = std::ssize(residuals);
     std::vector<float> out(residuals.size());
     const std::int64_t first = std::min<std::int64_t>(count, 3 * code_block);
-    score_codes(codes.data(), coder.bytes(), {&weights, 1}, 0, first, out.data(), first);
+    std::vector<float> highs(out.size());
+    score_codes(codes.data(), coder.bytes(), {&weights, 1}, 0, first, out.data(), first,
+                highs.data());
     score_codes(codes.data(), coder.bytes(), {&weights, 1}, first, count - first,
-                out.data() + first, count);
+                out.data() + first, count, highs.data());
     return out;
   }
 };
@@ -296,7 +298,8 @@ TEST(KeyCodes, KeysThatAreFewEqualHugeOrTinyAreCoded) {
                                     linear.slots,
                                     linear.middle,
                                     linear.errors,
-                                    {weights.offset, weights.step}}) {
+                                    {weights.offset, weights.step},
+                                    {weights.table_offset, weights.table_step}}) {
           for (const float x : numbers) EXPECT_FALSE(std::isnan(x)) << size;
         }
       }
