@@ -1,6 +1,7 @@
 #include "index/codes/code_sums.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "index/common/scratch.h"
@@ -10,7 +11,10 @@
 namespace topkv {
 namespace {
 
-constexpr float negligible = 30;        // a tile this far below adds less than 1e-10
+constexpr float negligible = 30;  // a tile this far below adds less than 1e-10
+// A block waits while less than this share of the sum of weights waits with it. A thread sums up
+// 1024 blocks before it begins anew: where weights are even, all blocks are read.
+constexpr float waiting_share = 1.0F / 2048;
 constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
 constexpr double largest_deviation = 1e6;
 
@@ -109,16 +113,15 @@ double weigh_scaled(const KeyCoder& coder, const float* query, float scale, floa
 
 void CodeSums::reset(std::int64_t lanes) {
   high = empty_lse;
-  total = 0;
-  squares = 0;
+  total = squares = waiting = read = read_squares = 0;
   axes.assign(static_cast<std::size_t>(2 * lanes), 0.0F);
 }
 
 void CodeSums::raise(float score) {
   if (score <= high) return;
   const float shrink = std::exp(high - score);
-  total *= shrink;
-  squares *= shrink * shrink;
+  for (float* sum : {&total, &waiting, &read}) *sum *= shrink;
+  for (float* sum : {&squares, &read_squares}) *sum *= shrink * shrink;
   scale_by(axes.data(), std::ssize(axes), shrink);
   high = score;
 }
@@ -129,6 +132,8 @@ void CodeSums::add(CodeSums& other) {
   other.raise(high);
   total += other.total;
   squares += other.squares;
+  read += other.read;
+  read_squares += other.read_squares;
   add_to(axes.data(), other.axes.data(), std::ssize(axes));
 }
 
@@ -140,11 +145,14 @@ void CodeSums::give(const ValueCoder& coder, float correction, PartialView estim
     noise = {};
     return;
   }
-  coder.mean_of(axes.data(), total, estimate.out);
+  coder.mean_of(axes.data(), read, estimate.out);
   *estimate.lse = high + std::log(total) + correction;
   const float square = squares / (total * total);
+  const float read_square = coder.lanes() > 0 ? read_squares / (read * read) : square;
   const float variance = std::expm1(std::min(2 * correction, largest_tail_variance));
-  noise = {square * variance, square * coder.error_variance(), coder.variance()};
+  // Blocks that stand for others add to the error what they differ by from these.
+  const float of_sample = std::max(read_square - square, 0.0F) * coder.variance();
+  noise = {square * variance, read_square * coder.error_variance() + of_sample, coder.variance()};
 }
 
 float TileScores::high() const { return max_of(highs, blocks()); }
@@ -187,34 +195,69 @@ void prefetch(std::span<const std::uint8_t> bytes) {
   for (std::size_t i = 0; i < bytes.size(); i += line) __builtin_prefetch(bytes.data() + i);
 }
 
+WeightedTile CodeSums::add(const TileScores& tile, std::span<float> weights,
+                           std::span<std::uint8_t> rounded, bool has_values) {
+  WeightedTile to_read{.weights = rounded.data(), .sums = axes.data()};
+  const float of_tile = tile.high();
+  if (of_tile < high - negligible || of_tile == empty_lse) return to_read;
+  raise(of_tile);
+  const std::int64_t blocks = tile.blocks();
+  WeightSums sums[tile_blocks];
+  weigh_scores(tile.scores, blocks * code_block, high, weights.data(), sums);
+  WeightSums all;
+  float factors[tile_blocks];
+  float largest = 0;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    all.total += sums[b].total;
+    all.squares += sums[b].squares;
+    waiting += sums[b].total;
+    if (!has_values || waiting < waiting_share * (total + all.total)) continue;
+    if (tile.highs[b] < high - negligible) continue;  // of keys that are left out, perhaps
+    factors[b] = waiting / sums[b].total;
+    largest = std::max(largest, factors[b] * std::exp(tile.highs[b] - high));
+    read_squares += factors[b] * factors[b] * sums[b].squares;
+    waiting = 0;
+    to_read.blocks |= std::uint32_t{1} << b;
+  }
+  total += all.total;
+  squares += all.squares;
+  if (to_read.blocks == 0) return to_read;
+  const RoundedWeights whole =
+      round_weights(weights.data(), to_read.blocks, factors, largest, rounded.data());
+  to_read.unit = whole.unit;
+  read += whole.total;
+  return to_read;
+}
+
 void add_tile(const ValueCoder& coder, const std::uint8_t* codes,
               std::span<const ScoreEstimate> estimates, std::span<TileScores> tile,
               std::span<CodeSums> sums) {
   if (tile.empty()) return;
   struct Workspace {
-    std::vector<std::uint8_t> weights;
-    std::vector<WeightedTile> weighted;
+    std::vector<float> weights;          // [code_tile]
+    std::vector<std::uint8_t> rounded;   // [queries, code_tile]
+    std::vector<WeightedTile> weighted;  // per query that reads values
   };
   const Scratch<Workspace> workspace;
-  auto& [weights, weighted] = *workspace;
-  weights.resize(sums.size() * code_tile);
+  auto& [weights, rounded, weighted] = *workspace;
+  weights.resize(code_tile);
+  rounded.resize(sums.size() * code_tile);
   weighted.clear();
-  const std::int64_t padded = whole_value_blocks(tile[0].count);
+  const std::int64_t lanes = coder.lanes();
+  const std::uint8_t* values = codes + tile[0].first / 4 * lanes;
   for (std::size_t q = 0; q < sums.size(); ++q) {
     estimates[q].correct(tile[q]);
-    const float high = tile[q].high();
-    CodeSums& to = sums[q];
-    if (high < to.high - negligible || high == empty_lse) continue;
-    to.raise(high);
-    std::uint8_t* of_weights = weights.data() + q * code_tile;
-    const WeightSums of = weigh_scores(tile[q].scores, padded, high, of_weights);
-    const float factor = std::exp(high - to.high);
-    to.total += factor * of.total;
-    to.squares += factor * factor * of.squares;
-    weighted.push_back({of_weights, factor, to.axes.data()});
+    const WeightedTile to_read = sums[q].add(
+        tile[q], weights, std::span(rounded).subspan(q * code_tile, code_tile), lanes > 0);
+    if (to_read.blocks == 0) continue;
+    weighted.push_back(to_read);
+    constexpr std::int64_t of_four = value_block / 4;
+    for (std::uint32_t blocks = to_read.blocks; blocks != 0; blocks &= blocks - 1) {
+      const std::uint8_t* block = values + std::countr_zero(blocks) * of_four * lanes;
+      prefetch({block, static_cast<std::size_t>(of_four * lanes)});
+    }
   }
-  if (coder.lanes() > 0)
-    sum_values(codes + tile[0].first / 4 * coder.lanes(), coder.lanes(), weighted, padded);
+  sum_values(values, lanes, weighted);
 }
 
 }  // namespace topkv

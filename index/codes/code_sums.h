@@ -76,15 +76,30 @@ double weigh_scaled(const KeyCoder& coder, const float* query, float scale, floa
                     SlotWeights& weights);
 
 /// Of one query, over some keys.
+///
+/// The weights of all keys are added up, but not all values are read: a block of values that holds
+/// next to nothing of the weights waits, and the next block that is read stands for it too. That
+/// one's weights are multiplied so that they add up to those of all blocks that waited. Blocks are
+/// so read with a chance that is proportional to their weight (systematic sampling; Madow 1949),
+/// and the estimate is a mean of values, with weights of 0 and more that add up to 1.
 struct CodeSums {
   float high = empty_lse;   ///< the largest score of a code
   float total = 0;          ///< of the weights exp(score - high)
   float squares = 0;        ///< of these
-  std::vector<float> axes;  ///< the weights of the values that have the bit of each axis
+  float waiting = 0;        ///< of the weights: of blocks that no block that was read stands for
+  float read = 0;           ///< of the weights that values were read with
+  float read_squares = 0;   ///< of the squares of these
+  std::vector<float> axes;  ///< of the weights that the values that have the bit of each axis were
+                            ///< read with (ValueCoder::place_of_sum)
 
   void reset(std::int64_t lanes);
   /// Weights are relative to this score from now on, if it is larger.
   void raise(float score);
+  /// Adds the weights of a tile. weights, rounded: [code_tile], workspaces. has_values: there are
+  /// codes of values. Returns what is to be read of the tile's values (sum_values) before the next
+  /// call, from `rounded`.
+  WeightedTile add(const TileScores& tile, std::span<float> weights,
+                   std::span<std::uint8_t> rounded, bool has_values);
   void add(CodeSums& other);
   /// Overwrites the partial with what was summed up; nothing: with the empty one.
   void give(const ValueCoder& coder, float correction, PartialView estimate,

@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "index/codes/value_codes.h"
 
 // Processors with AVX-512 VNNI multiply and add bytes in one instruction. (Without optimisation
@@ -38,7 +40,7 @@ namespace topkv {
 namespace HWY_NAMESPACE {
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
-constexpr float most_weight = 254.5F;  // what a weight of 1 becomes; 255 with what it carries
+constexpr float most_weight = 254.5F;  // what the largest becomes; 255 with what it carries
 #else
 constexpr float most_weight = 62.5F;  // so that four fit into 8 bits
 #endif
@@ -94,62 +96,85 @@ HWY_INLINE void store_lowest(const V (&numbers)[4], std::uint8_t* to) {
 #endif
 }
 
-/// Lanes begin to round with different parts of a unit.
-WeightSums weigh_scores_any(const float* scores, std::int64_t count, float high,
-                            std::uint8_t* out) {
-  constexpr std::int64_t chains = 4;  // vectors, each with what is carried to it
-  const hn::CappedTag<float, value_block / chains> d;
-  const hn::RebindToSigned<decltype(d)> d32;
-  using Vector = hn::Vec<decltype(d)>;
+using Floats = hn::CappedTag<float, value_block / 4>;
+
+void weigh_scores_any(const float* scores, std::int64_t count, float high, float* weights,
+                      WeightSums* sums) {
+  const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto log2_of_e = hn::Set(d, 1.44269504088896341F);
   const auto most = hn::Set(d, high);
-  const auto factor = hn::Set(d, most_weight);
+  for (std::int64_t begin = 0; begin < count; begin += value_block) {
+    hn::Vec<Floats> total[2] = {hn::Zero(d), hn::Zero(d)};
+    hn::Vec<Floats> squares[2] = {hn::Zero(d), hn::Zero(d)};
+    for (std::int64_t i = begin; i < begin + value_block; i += 2 * lanes) {
+      for (std::int64_t c = 0; c < 2; ++c) {
+        const auto below = hn::Sub(hn::LoadU(d, scores + i + c * lanes), most);
+        const auto weight = power_of_2(d, hn::Mul(below, log2_of_e));
+        total[c] = hn::Add(total[c], weight);
+        squares[c] = hn::MulAdd(weight, weight, squares[c]);
+        hn::StoreU(weight, d, weights + i + c * lanes);
+      }
+    }
+    sums[begin / value_block] = {hn::GetLane(hn::SumOfLanes(d, hn::Add(total[0], total[1]))),
+                                 hn::GetLane(hn::SumOfLanes(d, hn::Add(squares[0], squares[1])))};
+  }
+}
+
+/// Lanes begin to round with different parts of a unit.
+RoundedWeights round_weights_any(const float* weights, std::uint32_t blocks, const float* factors,
+                                 float largest, std::uint8_t* out) {
+  constexpr std::int64_t chains = 4;  // vectors, each with what is carried to it
+  const Floats d;
+  const hn::RebindToSigned<Floats> d32;
+  const hn::CappedTag<std::uint8_t, value_block> d8;
+  const hn::Repartition<std::uint64_t, decltype(d8)> d64;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto bytes = static_cast<std::int64_t>(hn::Lanes(d8));
   const auto part = hn::Set(d, 1.0F / static_cast<float>(chains * lanes));
   const auto round_by = hn::Set(d, rounder);
-  Vector carried[chains];
+  hn::Vec<Floats> carried[chains];
   for (std::int64_t c = 0; c < chains; ++c) {
     const auto number = hn::Iota(d, static_cast<float>(c * lanes) + 0.5F);
     carried[c] = hn::MulAdd(number, part, hn::Set(d, -0.5F));
   }
-  Vector total[2] = {hn::Zero(d), hn::Zero(d)};
-  Vector squares[2] = {hn::Zero(d), hn::Zero(d)};
-  for (std::int64_t i = 0; i < count; i += chains * lanes) {
-    hn::Vec<decltype(d32)> whole[chains];
-    for (std::int64_t c = 0; c < chains; ++c) {
-      const auto below = hn::Sub(hn::LoadU(d, scores + i + c * lanes), most);
-      const auto weight = power_of_2(d, hn::Mul(below, log2_of_e));
-      total[c % 2] = hn::Add(total[c % 2], weight);
-      squares[c % 2] = hn::MulAdd(weight, weight, squares[c % 2]);
-      const auto exact = hn::MulAdd(weight, factor, carried[c]);
-      const auto rounded = hn::Add(exact, round_by);
-      carried[c] = hn::Sub(exact, hn::Sub(rounded, round_by));
-      whole[c] = hn::BitCast(d32, rounded);
+  const float unit = largest / most_weight;
+  auto sum = hn::Zero(d64);
+  for (; blocks != 0; blocks &= blocks - 1, out += value_block) {
+    const std::int64_t block = std::countr_zero(blocks);
+    const float* of_block = weights + block * value_block;
+    const auto factor = hn::Set(d, factors[block] / unit);
+    for (std::int64_t i = 0; i < value_block; i += chains * lanes) {
+      hn::Vec<decltype(d32)> whole[chains];
+      for (std::int64_t c = 0; c < chains; ++c) {
+        const auto exact = hn::MulAdd(hn::LoadU(d, of_block + i + c * lanes), factor, carried[c]);
+        const auto rounded = hn::Add(exact, round_by);
+        carried[c] = hn::Sub(exact, hn::Sub(rounded, round_by));
+        whole[c] = hn::BitCast(d32, rounded);
+      }
+      store_lowest(whole, out + i);
     }
-    store_lowest(whole, out + i);
+    for (std::int64_t i = 0; i < value_block; i += bytes)
+      sum = hn::Add(sum, hn::SumsOf8(hn::LoadU(d8, out + i)));
   }
-  const auto sum = [&](const Vector(&of)[2])
-                       HWY_ATTR { return hn::GetLane(hn::SumOfLanes(d, hn::Add(of[0], of[1]))); };
-  return {sum(total), sum(squares)};
+  return {unit, unit * static_cast<float>(hn::GetLane(hn::SumOfLanes(d64, sum)))};
 }
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
 
-constexpr std::int64_t ahead = 4096;  // bytes
-
-/// For 8 * chunks lanes. A mask of 64 bits says of 16 axes which of 4 values have their bit: lane
-/// by lane the axis of the lower nibble, then that of the upper.
+/// Of a block, for 8 * chunks lanes. A mask of 64 bits says of 16 axes which of 4 values have their
+/// bit: lane by lane the axis of the lower nibble, then that of the upper.
 template <std::int64_t count, std::int64_t chunks>
 HWY_INLINE void sum_chunks(const std::uint8_t* codes, std::int64_t lanes, std::int64_t lane,
-                           const WeightedTile* queries, std::int64_t fours) {
+                           const WeightedTile* const* queries, const std::uint8_t* const* weights) {
   const hn::CappedTag<std::int32_t, 16> d32;
+  const hn::RebindToFloat<decltype(d32)> d;
   Sums16 negative[count][chunks];
   for (auto& of_query : negative) {
     for (auto& sum : of_query) sum = hn::Zero(d32);
   }
-  for (std::int64_t i = 0; i < fours; ++i) {
+  for (std::int64_t i = 0; i < value_block / 4; ++i) {
     __m512i has_bit[chunks];  // -1 or 0 for each value
-    __builtin_prefetch(codes + i * lanes + lane + ahead);
     for (std::int64_t c = 0; c < chunks; ++c) {
       std::uint64_t mask = 0;
       std::memcpy(&mask, codes + i * lanes + lane + 8 * c, sizeof mask);
@@ -157,50 +182,52 @@ HWY_INLINE void sum_chunks(const std::uint8_t* codes, std::int64_t lanes, std::i
     }
     for (std::int64_t q = 0; q < count; ++q) {
       std::int32_t four = 0;
-      std::memcpy(&four, queries[q].weights + 4 * i, sizeof four);
-      const auto weights = hn::Set(d32, four);
+      std::memcpy(&four, weights[q] + 4 * i, sizeof four);
+      const auto of_four = hn::Set(d32, four);
       for (std::int64_t c = 0; c < chunks; ++c)
-        negative[q][c] = add_products_of_4(negative[q][c], weights.raw, has_bit[c]);
+        negative[q][c] = add_products_of_4(negative[q][c], of_four.raw, has_bit[c]);
     }
   }
   for (std::int64_t q = 0; q < count; ++q) {
-    const float unit = -queries[q].factor / most_weight;
+    const auto unit = hn::Set(d, -queries[q]->unit);
     for (std::int64_t c = 0; c < chunks; ++c) {
-      std::int32_t sums[16];
-      hn::StoreU(negative[q][c], d32, sums);
-      for (std::int64_t i = 0; i < 8; ++i) {
-        queries[q].sums[lane + 8 * c + i] += unit * static_cast<float>(sums[2 * i]);
-        queries[q].sums[lanes + lane + 8 * c + i] += unit * static_cast<float>(sums[2 * i + 1]);
-      }
+      float* sums = queries[q]->sums + 2 * (lane + 8 * c);
+      const auto sum = hn::ConvertTo(d, negative[q][c]);
+      hn::StoreU(hn::MulAdd(sum, unit, hn::LoadU(d, sums)), d, sums);
     }
   }
 }
 
 template <std::int64_t count>
-HWY_INLINE void sum_some(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile* queries,
-                         std::int64_t fours) {
+HWY_INLINE void sum_block(const std::uint8_t* codes, std::int64_t lanes,
+                          const WeightedTile* const* queries, const std::uint8_t* const* weights) {
   std::int64_t lane = 0;
-  for (; lane + 32 <= lanes; lane += 32) sum_chunks<count, 4>(codes, lanes, lane, queries, fours);
-  for (; lane < lanes; lane += 16) sum_chunks<count, 2>(codes, lanes, lane, queries, fours);
+  for (; lane + 32 <= lanes; lane += 32) sum_chunks<count, 4>(codes, lanes, lane, queries, weights);
+  for (; lane < lanes; lane += 16) sum_chunks<count, 2>(codes, lanes, lane, queries, weights);
 }
 
 void sum_values_any(const std::uint8_t* codes, std::int64_t lanes,
-                    std::span<const WeightedTile> queries, std::int64_t count) {
-  const std::int64_t all = std::ssize(queries);
-  for (std::int64_t q = 0; q < all; q += 4) {
-    const WeightedTile* some = &queries[static_cast<std::size_t>(q)];
-    switch (all - q) {
-      case 1:
-        sum_some<1>(codes, lanes, some, count / 4);
-        break;
-      case 2:
-        sum_some<2>(codes, lanes, some, count / 4);
-        break;
-      case 3:
-        sum_some<3>(codes, lanes, some, count / 4);
-        break;
-      default:
-        sum_some<4>(codes, lanes, some, count / 4);
+                    std::span<const WeightedTile> queries) {
+  constexpr std::size_t at_once = 4;  // queries, as registers hold sums
+  std::uint32_t any = 0;
+  for (const WeightedTile& query : queries) any |= query.blocks;
+  for (; any != 0; any &= any - 1) {
+    const std::uint32_t bit = any & (0 - any);
+    const std::uint8_t* block = codes + std::countr_zero(any) * (value_block / 4) * lanes;
+    for (std::size_t q = 0; q < queries.size();) {
+      const WeightedTile* some[at_once];
+      const std::uint8_t* weights[at_once];
+      std::size_t count = 0;
+      for (; q < queries.size() && count < at_once; ++q) {
+        if ((queries[q].blocks & bit) == 0) continue;
+        some[count] = &queries[q];
+        weights[count++] =
+            queries[q].weights + std::popcount(queries[q].blocks & (bit - 1)) * value_block;
+      }
+      if (count == 1) sum_block<1>(block, lanes, some, weights);
+      if (count == 2) sum_block<2>(block, lanes, some, weights);
+      if (count == 3) sum_block<3>(block, lanes, some, weights);
+      if (count == 4) sum_block<4>(block, lanes, some, weights);
     }
   }
 }
@@ -209,19 +236,22 @@ void sum_values_any(const std::uint8_t* codes, std::int64_t lanes,
 #if HWY_TARGET == HWY_SCALAR
 
 /// As below, for processors without shuffles.
-void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query,
-             std::int64_t count) {
-  const auto& [whole, factor, sums] = query;
-  for (std::int64_t lane = 0; lane < lanes; ++lane) {
-    unsigned low = 0;
-    unsigned high = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const unsigned byte = codes[i / 4 * lanes + lane];
-      low += (byte >> i % 4 & 1) * whole[i];
-      high += (byte >> (4 + i % 4) & 1) * whole[i];
+void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query) {
+  const std::uint8_t* weights = query.weights;
+  for (std::uint32_t blocks = query.blocks; blocks != 0; blocks &= blocks - 1) {
+    const std::uint8_t* block = codes + std::countr_zero(blocks) * (value_block / 4) * lanes;
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      unsigned low = 0;
+      unsigned high = 0;
+      for (std::int64_t i = 0; i < value_block; ++i) {
+        const unsigned byte = block[i / 4 * lanes + lane];
+        low += (byte >> i % 4 & 1) * weights[i];
+        high += (byte >> (4 + i % 4) & 1) * weights[i];
+      }
+      query.sums[2 * lane] += query.unit * static_cast<float>(low);
+      query.sums[2 * lane + 1] += query.unit * static_cast<float>(high);
     }
-    sums[lane] += factor / most_weight * static_cast<float>(low);
-    sums[lanes + lane] += factor / most_weight * static_cast<float>(high);
+    weights += value_block;
   }
 }
 
@@ -246,63 +276,67 @@ HWY_INLINE void make_tables(const std::uint8_t* whole, std::int64_t count, std::
 /// cap: lanes taken at a time.
 template <std::size_t cap>
 HWY_INLINE void add_tables(const std::uint8_t* codes, std::int64_t lanes,
-                           const std::uint8_t* tables, std::int64_t fours, float factor,
-                           float* sums) {
+                           const std::uint8_t* tables, const WeightedTile& query) {
   const hn::CappedTag<std::uint8_t, cap> d8;
   const hn::Repartition<std::uint16_t, decltype(d8)> d16;
+  const hn::Repartition<std::int32_t, decltype(d8)> d32;
+  const hn::Repartition<float, decltype(d8)> d;
+  const hn::Rebind<std::uint16_t, decltype(d)> part16;
   const auto size = static_cast<std::int64_t>(hn::Lanes(d8));
+  const auto floats = static_cast<std::int64_t>(hn::Lanes(d));
   const auto low = hn::Set(d8, std::uint8_t{15});
+  const auto unit = hn::Set(d, query.unit);
   for (std::int64_t lane = 0; lane < lanes; lane += size) {
     // Entries are added two at a time as 16 bits, which wrap around; the odd ones once more alone.
     auto low_both = hn::Zero(d16);
     auto low_odd = hn::Zero(d16);
     auto high_both = hn::Zero(d16);
     auto high_odd = hn::Zero(d16);
-    for (std::int64_t i = 0; i < fours; ++i) {
-      const auto table = hn::LoadDup128(d8, tables + i * 16);
-      const auto x = hn::LoadU(d8, codes + i * lanes + lane);
-      const auto shifted = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, x)));
-      const auto first = hn::BitCast(d16, hn::TableLookupBytes(table, hn::And(x, low)));
-      const auto second = hn::BitCast(d16, hn::TableLookupBytes(table, hn::And(shifted, low)));
-      low_both = hn::Add(low_both, first);
-      low_odd = hn::Add(low_odd, hn::ShiftRight<8>(first));
-      high_both = hn::Add(high_both, second);
-      high_odd = hn::Add(high_odd, hn::ShiftRight<8>(second));
-    }
-    const auto add = [&](auto both, auto odd, float* to) HWY_ATTR {
-      std::uint16_t even_sums[cap / 2];
-      std::uint16_t odd_sums[cap / 2];
-      hn::StoreU(hn::Sub(both, hn::ShiftLeft<8>(odd)), d16, even_sums);
-      hn::StoreU(odd, d16, odd_sums);
-      for (std::int64_t i = 0; i < size / 2; ++i) {
-        to[2 * i] += factor / most_weight * static_cast<float>(even_sums[i]);
-        to[2 * i + 1] += factor / most_weight * static_cast<float>(odd_sums[i]);
+    const std::uint8_t* table = tables;
+    for (std::uint32_t blocks = query.blocks; blocks != 0; blocks &= blocks - 1) {
+      const std::uint8_t* from =
+          codes + std::countr_zero(blocks) * (value_block / 4) * lanes + lane;
+      for (std::int64_t i = 0; i < value_block / 4; ++i, from += lanes, table += 16) {
+        const auto entries = hn::LoadDup128(d8, table);
+        const auto x = hn::LoadU(d8, from);
+        const auto shifted = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, x)));
+        const auto first = hn::BitCast(d16, hn::TableLookupBytes(entries, hn::And(x, low)));
+        const auto second = hn::BitCast(d16, hn::TableLookupBytes(entries, hn::And(shifted, low)));
+        low_both = hn::Add(low_both, first);
+        low_odd = hn::Add(low_odd, hn::ShiftRight<8>(first));
+        high_both = hn::Add(high_both, second);
+        high_odd = hn::Add(high_odd, hn::ShiftRight<8>(second));
       }
-    };
-    add(low_both, low_odd, sums + lane);
-    add(high_both, high_odd, sums + lanes + lane);
+    }
+    std::uint16_t whole[2 * cap];
+    hn::StoreInterleaved4(hn::Sub(low_both, hn::ShiftLeft<8>(low_odd)),
+                          hn::Sub(high_both, hn::ShiftLeft<8>(high_odd)), low_odd, high_odd, d16,
+                          whole);
+    float* sums = query.sums + 2 * lane;
+    for (std::int64_t i = 0; i < 2 * size; i += floats) {
+      const auto sum = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(part16, whole + i)));
+      hn::StoreU(hn::MulAdd(sum, unit, hn::LoadU(d, sums + i)), d, sums + i);
+    }
   }
 }
 
-void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query,
-             std::int64_t count) {
-  const auto& [whole, factor, sums] = query;
+void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query) {
   std::uint8_t tables[value_tile * 4];
-  make_tables(whole, count, tables);
+  make_tables(query.weights, std::popcount(query.blocks) * value_block, tables);
   if (lanes % 64 == 0) {
-    add_tables<64>(codes, lanes, tables, count / 4, factor, sums);
+    add_tables<64>(codes, lanes, tables, query);
   } else if (lanes % 32 == 0) {
-    add_tables<32>(codes, lanes, tables, count / 4, factor, sums);
+    add_tables<32>(codes, lanes, tables, query);
   } else {
-    add_tables<16>(codes, lanes, tables, count / 4, factor, sums);
+    add_tables<16>(codes, lanes, tables, query);
   }
 }
 
 #endif
 
 void sum_values_any(const std::uint8_t* codes, std::int64_t lanes,
-                    std::span<const WeightedTile> queries, std::int64_t count) {
-  for (const WeightedTile& query : queries) sum_one(codes, lanes, query, count);
+                    std::span<const WeightedTile> queries) {
+  for (const WeightedTile& query : queries) sum_one(codes, lanes, query);
 }
 
 #endif
@@ -315,16 +349,22 @@ HWY_AFTER_NAMESPACE();
 namespace topkv {
 
 HWY_EXPORT(weigh_scores_any);
+HWY_EXPORT(round_weights_any);
 HWY_EXPORT(sum_values_any);
 
-WeightSums weigh_scores(const float* scores, std::int64_t count, float high,
-                        std::uint8_t* weights) {
-  return HWY_DYNAMIC_DISPATCH(weigh_scores_any)(scores, count, high, weights);
+void weigh_scores(const float* scores, std::int64_t count, float high, float* weights,
+                  WeightSums* sums) {
+  HWY_DYNAMIC_DISPATCH(weigh_scores_any)(scores, count, high, weights, sums);
+}
+
+RoundedWeights round_weights(const float* weights, std::uint32_t blocks, const float* factors,
+                             float largest, std::uint8_t* out) {
+  return HWY_DYNAMIC_DISPATCH(round_weights_any)(weights, blocks, factors, largest, out);
 }
 
 void sum_values(const std::uint8_t* codes, std::int64_t lanes,
-                std::span<const WeightedTile> queries, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(sum_values_any)(codes, lanes, queries, count);
+                std::span<const WeightedTile> queries) {
+  HWY_DYNAMIC_DISPATCH(sum_values_any)(codes, lanes, queries);
 }
 
 }  // namespace topkv

@@ -129,7 +129,8 @@ void ValueCoder::decode(const std::uint8_t* codes, std::int64_t position, float*
   std::vector<float> bits(static_cast<std::size_t>(2 * lanes_), 0.0F);
   for (std::int64_t axis = 0; axis < std::ssize(low_); ++axis) {
     const Place place = place_of(position, axis, lanes_);
-    bits[static_cast<std::size_t>(axis)] = static_cast<float>(codes[place.byte] >> place.bit & 1);
+    bits[static_cast<std::size_t>(place_of_sum(axis))] =
+        static_cast<float>(codes[place.byte] >> place.bit & 1);
   }
   mean_of(bits.data(), 1.0F, value);
 }
@@ -137,8 +138,9 @@ void ValueCoder::decode(const std::uint8_t* codes, std::int64_t position, float*
 void ValueCoder::mean_of(const float* sums, float total, float* value) const {
   std::copy(axes_.mean().begin(), axes_.mean().end(), value);
   for (std::size_t a = 0; a < low_.size(); ++a) {
-    const float level = low_[a] + (high_[a] - low_[a]) * (sums[a] / total);
-    const float* direction = axes_.axis(static_cast<std::int64_t>(a));
+    const auto axis = static_cast<std::int64_t>(a);
+    const float level = low_[a] + (high_[a] - low_[a]) * (sums[place_of_sum(axis)] / total);
+    const float* direction = axes_.axis(axis);
     for (std::int64_t j = 0; j < axes_.dim(); ++j) value[j] += level * direction[j];
   }
   for (std::int64_t j = 0; j < axes_.dim(); ++j) value[j] /= axes_.scale();

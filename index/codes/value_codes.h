@@ -34,6 +34,8 @@ class ValueCoder {
   /// Bytes of the codes of four values: half as many as axes, up to a multiple of 16. Axis a is the
   /// lower nibble of byte a, or the upper one of byte a - lanes().
   std::int64_t lanes() const { return lanes_; }
+  /// Of an axis, among the sums of all.
+  std::int64_t place_of_sum(std::int64_t axis) const { return 2 * (axis % lanes_) + axis / lanes_; }
   /// Of codes of so many bits.
   static constexpr std::int64_t lanes_for(std::int64_t bits) {
     return ((bits + 1) / 2 + 15) / 16 * 16;
@@ -64,8 +66,8 @@ class ValueCoder {
   /// The value that the code at a position stands for: [dim].
   void decode(const std::uint8_t* codes, std::int64_t position, float* value) const;
 
-  /// The mean of values whose weights sum up to `total` in all, and to sums[a] for those that have
-  /// the bit of axis a: [2 * lanes]. value: [dim].
+  /// The mean of values whose weights sum up to `total` in all, and to sums[place_of_sum(a)] for
+  /// those that have the bit of axis a: [lanes, 2]. value: [dim].
   void mean_of(const float* sums, float total, float* value) const;
 
   /// The squared distance, on average, of what codes stand for from its mean, and of a value from
@@ -100,21 +102,35 @@ struct WeightSums {
   float squares = 0;
 };
 
-/// Weights exp(scores[i] - high) of `count` values, at most value_tile and a multiple of
-/// value_block: gives their sums, and whole numbers for them, of 6 to 8 bits, for sum_values, what
-/// rounding leaves carried to later ones. REQUIRES: no score above high.
-WeightSums weigh_scores(const float* scores, std::int64_t count, float high, std::uint8_t* weights);
+/// weights[i] = exp(scores[i] - high), for `count` values, at most value_tile and a multiple of
+/// value_block; off by at most 1e-6 of it. sums: of each block. REQUIRES: no score above high.
+void weigh_scores(const float* scores, std::int64_t count, float high, float* weights,
+                  WeightSums* sums);
 
-/// A tile for one query.
-struct WeightedTile {
-  const std::uint8_t* weights = nullptr;  ///< by weigh_scores
-  float factor = 1;
-  float* sums = nullptr;  ///< [2 * lanes]
+/// What round_weights gives.
+struct RoundedWeights {
+  float unit = 0;   ///< what 1 stands for
+  float total = 0;  ///< of the rounded weights, in units of weights
 };
 
-/// sums[a] += factor * the sum of the weights, as they were before rounding, of those values that
-/// have the bit of axis a, for each query. codes: of the first of them; count: as above.
+/// Whole numbers of 6 to 8 bits for the weights of some blocks of a tile, weights[i] * factors[its
+/// block] each; what rounding leaves is carried to later ones. blocks: bit b for block b of the
+/// tile; out: [those, value_block]. REQUIRES: `largest` above 0, and no weight times its factor
+/// above it.
+RoundedWeights round_weights(const float* weights, std::uint32_t blocks, const float* factors,
+                             float largest, std::uint8_t* out);
+
+/// Some blocks of a tile, for one query.
+struct WeightedTile {
+  std::uint32_t blocks = 0;               ///< as for round_weights
+  const std::uint8_t* weights = nullptr;  ///< by round_weights
+  float unit = 1;
+  float* sums = nullptr;  ///< [lanes, 2]
+};
+
+/// Adds to the sum of each axis, at ValueCoder::place_of_sum, the unit times the rounded
+/// weights of those values of the blocks that have its bit, for each query. codes: of the tile.
 void sum_values(const std::uint8_t* codes, std::int64_t lanes,
-                std::span<const WeightedTile> queries, std::int64_t count);
+                std::span<const WeightedTile> queries);
 
 }  // namespace topkv

@@ -4,6 +4,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -119,44 +120,104 @@ TEST(CodeKernels, ScoresAreSumsOverSlots) {
   });
 }
 
+TEST(CodeKernels, WeightsAreExponentialsOfScores) {
+  on_each_target([] {
+    for (const std::int64_t count : {value_block, value_tile}) {
+      for (const float high : {-70.0F, 0.0F, 3.0F, 700.0F}) {
+        std::mt19937 random(4);
+        std::vector<float> scores(static_cast<std::size_t>(count));
+        for (float& x : scores) x = high - static_cast<float>(random() % 6000) / 100;
+        scores[17] = high;
+        std::vector<float> weights(scores.size());
+        std::vector<WeightSums> sums(static_cast<std::size_t>(count / value_block));
+        weigh_scores(scores.data(), count, high, weights.data(), sums.data());
+        EXPECT_EQ(weights[17], 1);
+        for (std::size_t b = 0; b < sums.size(); ++b) {
+          double total = 0;
+          double squares = 0;
+          for (std::size_t i = b * value_block; i < (b + 1) * value_block; ++i) {
+            const double below = static_cast<double>(scores[i]) - high;
+            // The exponent is rounded to float32.
+            EXPECT_NEAR(weights[i] / std::exp(below), 1, 6e-7 - 1e-7 * below);
+            total += std::exp(below);
+            squares += std::exp(2 * below);
+          }
+          EXPECT_NEAR(sums[b].total / total, 1, 1e-6);
+          EXPECT_NEAR(sums[b].squares / squares, 1, 2e-6);
+        }
+      }
+    }
+  });
+}
+
 TEST(CodeKernels, SumsAreThoseOfTheWeightsOfValuesThatHaveTheBit) {
   on_each_target([] {
     for (const std::int64_t lanes : {16, 32, 48, 64, 128}) {
       for (const std::int64_t count : {value_block, value_tile}) {
         const auto codes = some_bytes(count / 4 * lanes, 3);
+        const std::int64_t blocks = count / value_block;
         std::mt19937 random(4);
         for (const std::int64_t queries : {1, 2, 3, 4, 7}) {
-          std::vector<float> scores(static_cast<std::size_t>(queries * count));
-          for (float& x : scores) x = 3 - static_cast<float>(random() % 2000) / 100;
-          std::vector<std::uint8_t> weights(scores.size());
+          const auto all = static_cast<std::size_t>(queries * count);
+          std::vector<float> weights(all);
+          for (float& x : weights) x = std::exp(-static_cast<float>(random() % 2000) / 100);
+          std::vector<std::uint8_t> whole(all);
           std::vector<float> sums(static_cast<std::size_t>(queries * 2 * lanes), 1.0F);
           std::vector<WeightedTile> tiles;
+          std::vector<std::vector<float>> factors;
+          std::vector<float> largest;
           for (std::int64_t q = 0; q < queries; ++q) {
-            const float* of = scores.data() + q * count;
-            const WeightSums tile = weigh_scores(of, count, 3, weights.data() + q * count);
-            double total = 0;
-            double squares = 0;
+            // Some of the blocks, each with a factor.
+            const std::uint32_t every = (std::uint32_t{1} << blocks) - 1;
+            std::uint32_t read = static_cast<std::uint32_t>(random()) & every;
+            if (q == 0 || read == 0) read = every;
+            std::vector<float>& of = factors.emplace_back();
+            for (std::int64_t b = 0; b < blocks; ++b)
+              of.push_back(1 + static_cast<float>(random() % 100) / 20);
+            largest.push_back(0);
             for (std::int64_t i = 0; i < count; ++i) {
-              total += std::exp(of[i] - 3.0);
-              squares += std::exp(2 * (of[i] - 3.0));
+              if ((read >> i / value_block & 1) == 0) continue;
+              largest.back() =
+                  std::max(largest.back(), weights[static_cast<std::size_t>(q * count + i)] *
+                                               of[static_cast<std::size_t>(i / value_block)]);
             }
-            EXPECT_NEAR(tile.total / total, 1, 1e-6);
-            EXPECT_NEAR(tile.squares / squares, 1, 1e-6);
-            tiles.push_back({weights.data() + q * count, 2.0F, sums.data() + q * 2 * lanes});
+            const RoundedWeights rounded =
+                round_weights(weights.data() + q * count, read, of.data(), largest.back(),
+                              whole.data() + q * count);
+            double total = 0;
+            for (std::int64_t i = 0; i < std::popcount(read) * value_block; ++i)
+              total += whole[static_cast<std::size_t>(q * count + i)];
+            EXPECT_NEAR(rounded.total / (total * rounded.unit), 1, 1e-6);
+            tiles.push_back(
+                {read, whole.data() + q * count, rounded.unit, sums.data() + q * 2 * lanes});
           }
-          sum_values(codes.data(), lanes, tiles, count);
+          sum_values(codes.data(), lanes, tiles);
           for (std::int64_t q = 0; q < queries; ++q) {
+            const auto at = static_cast<std::size_t>(q);
+            const float unit = tiles[at].unit;
+            EXPECT_LE(unit, largest[at] / 62);
             for (std::int64_t axis = 0; axis < 2 * lanes; ++axis) {
-              double want = 1;
+              double of_whole = 0;
+              double want = 0;
+              std::int64_t next = 0;
               for (std::int64_t i = 0; i < count; ++i) {
+                if ((tiles[at].blocks >> i / value_block & 1) == 0) continue;
                 const int byte = codes[static_cast<std::size_t>(i / 4 * lanes + axis % lanes)];
                 const int bit = byte >> (axis / lanes * 4 + i % 4) & 1;
-                want += 2 * bit * std::exp(scores[static_cast<std::size_t>(q * count + i)] - 3.0);
+                const double weight =
+                    static_cast<double>(weights[static_cast<std::size_t>(q * count + i)]) *
+                    factors[at][static_cast<std::size_t>(i / value_block)];
+                const int rounded = tiles[at].weights[next++];
+                EXPECT_LE(std::abs(rounded * static_cast<double>(unit) - weight), 1.01 * unit);
+                of_whole += bit * rounded;
+                want += bit * weight;
               }
-              // A weight is off by up to half a unit, of 1 / 62.5 at most, and errors, carried to
-              // others of the 64 lanes, are of random sign in those that have the bit.
-              EXPECT_NEAR(sums[static_cast<std::size_t>(q * 2 * lanes + axis)], want,
-                          2 * 6 * 0.5 / 62.5 * std::sqrt(static_cast<double>(count)) / 2)
+              const float got =
+                  sums[static_cast<std::size_t>(q * 2 * lanes + axis % lanes * 2 + axis / lanes)];
+              EXPECT_NEAR(got, 1 + of_whole * unit, 1e-5 * (1 + of_whole * unit));
+              // A weight is off by up to half a unit, and errors, carried to others of the 64
+              // lanes, are of random sign in those that have the bit.
+              EXPECT_NEAR(got, 1 + want, 6 * 0.5 * unit * std::sqrt(static_cast<double>(count)) / 2)
                   << lanes << " lanes, axis " << axis << " of query " << q;
             }
           }
@@ -171,11 +232,16 @@ TEST(CodeKernels, WeightsOfScoresFarBelowAreNothing) {
     std::vector<float> scores(value_block, -std::numeric_limits<float>::infinity());
     scores[5] = -1e30F;
     scores[17] = 2;
-    std::vector<std::uint8_t> weights(value_block, 9);
-    const WeightSums sums = weigh_scores(scores.data(), value_block, 2, weights.data());
+    std::vector<float> weights(value_block);
+    WeightSums sums;
+    weigh_scores(scores.data(), value_block, 2, weights.data(), &sums);
     EXPECT_EQ(sums.total, 1);
     EXPECT_EQ(sums.squares, 1);
-    for (std::size_t i = 0; i < weights.size(); ++i) EXPECT_EQ(weights[i] > 1, i == 17) << i;
+    std::vector<std::uint8_t> whole(value_block, 9);
+    const float one = 1;
+    const RoundedWeights rounded = round_weights(weights.data(), 1, &one, 1, whole.data());
+    EXPECT_GE(rounded.total, 0.99F);
+    for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i] > 1, i == 17) << i;
   });
 }
 
