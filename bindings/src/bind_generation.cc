@@ -168,9 +168,9 @@ void bind_results(py::module_& module) {
       .def_readonly("drafted", &GenerateResult::drafted, "Tokens of drafts.")
       .def_readonly("accepted", &GenerateResult::accepted, "Tokens of drafts that were chosen.")
       .def_readonly("model_drafted", &GenerateResult::model_drafted,
-                    "Tokens of drafts that the draft model drafted.")
+                    "Tokens of drafts that the draft model or the draft layer drafted.")
       .def_readonly("model_accepted", &GenerateResult::model_accepted,
-                    "Tokens that the draft model drafted and that were chosen.")
+                    "Tokens that the draft model or the draft layer drafted and that were chosen.")
       .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
       .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
       .def_readonly("times", &GenerateResult::times)

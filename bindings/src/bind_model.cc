@@ -296,6 +296,9 @@ void bind_model(py::module_& module) {
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
       .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
       .def_property_readonly("weights", [](const Model& self) { return name_of(self.weights()); })
+      .def_property_readonly("draft_layer_bytes", &Model::draft_layer_bytes,
+                             "Host memory that a session keeps for the model's own draft layer, in "
+                             "bytes; 0: there is none.")
       .def("check_reach", &Model::check_reach, py::arg("tokens"),
            "Warns if `tokens` tokens go beyond config.reach, unless it has warned before.")
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)

@@ -915,10 +915,10 @@ class GenerateResult:
         """Tokens of drafts that were chosen."""
     @property
     def model_drafted(self) -> int:
-        """Tokens of drafts that the draft model drafted."""
+        """Tokens of drafts that the draft model or the draft layer drafted."""
     @property
     def model_accepted(self) -> int:
-        """Tokens that the draft model drafted and that were chosen."""
+        """Tokens that the draft model or the draft layer drafted and that were chosen."""
     @property
     def prompt_seconds(self) -> float: ...
     @property
@@ -1037,6 +1037,9 @@ class Model:
     def device(self) -> Device: ...
     @property
     def weights(self) -> str: ...
+    @property
+    def draft_layer_bytes(self) -> int:
+        """Host memory that a session keeps for the model's own draft layer, in bytes; 0: there is none."""
     def check_reach(self, tokens: int) -> None: ...
     def tokenizer(self) -> Tokenizer: ...
     def prefill(

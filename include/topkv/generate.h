@@ -69,7 +69,8 @@ class DraftModel;
 
 /// Whether tokens are drafted. A draft is what followed the same tokens earlier, in the context or
 /// in the session (prompt lookup). If nothing was found there, it is what a draft model says
-/// (GenerateOptions::draft_model). The model verifies the draft in one step of several tokens, and
+/// (GenerateOptions::draft_model), or else the model's own draft layer if it has one
+/// (Model::draft_layer_bytes). The model verifies the draft in one step of several tokens, and
 /// chooses each token from its own logits as it does without drafts. Greedy answers, and answers
 /// drawn with one seed, are the answers without drafts.
 enum class Draft : std::uint8_t {
@@ -96,7 +97,8 @@ struct GenerateOptions {
   SamplingOptions sampling = {};
   /// Whether tokens are drafted. Answers that grow together with others are not drafted.
   Draft draft = Draft::automatic;
-  /// A smaller model that drafts tokens where the text itself has no draft. Null: there is none.
+  /// A smaller model that drafts tokens where the text itself has no draft, in place of the model's
+  /// own draft layer. Null: there is none.
   ///
   /// It must have been opened for the model that generates. Draft::automatic drafts nothing on a
   /// CUDA device and with dual chunk attention, and a draft model is refused there.
@@ -201,7 +203,7 @@ struct GenerateResult {
   std::int64_t steps = 0;
   std::int64_t drafted = 0;         ///< tokens of drafts
   std::int64_t accepted = 0;        ///< tokens of drafts that the model chose
-  std::int64_t model_drafted = 0;   ///< tokens that the draft model drafted
+  std::int64_t model_drafted = 0;   ///< tokens that the draft model or the draft layer drafted
   std::int64_t model_accepted = 0;  ///< accepted tokens that it drafted
   double prompt_seconds = 0;        ///< time of reading the prompt
   double decode_seconds = 0;        ///< time of all steps after it

@@ -244,6 +244,9 @@ struct ModelConfig {
   /// The output of attention is multiplied by a sigmoid of a gate (Qwen3-Next; Qiu et al. 2025,
   /// arXiv 2505.06708). The projection to q gives the gate behind each query head.
   bool output_gate = false;
+  /// The one layer of the network drafts tokens: it reads a token's embedding and the hidden state
+  /// of the token before it (DeepSeek-V3, arXiv 2412.19437, section 2.2). load never sets it.
+  bool draft_layer = false;
   Activation activation = Activation::silu;
   double swiglu_limit = 0;  ///< c of Activation::clamped_silu
   /// Each query head has one more score under its softmax, a learned one, whose row of V is 0
@@ -473,6 +476,10 @@ class Model {
   const Device& device() const;
   /// Returns the format that the weights are held in.
   WeightFormat weights() const;
+  /// Returns the host memory that a session keeps for the model's own draft layer, in bytes, once
+  /// the layer may draft for it (SessionStats::draft_bytes). 0: the model has no draft layer, or
+  /// its family's is not supported, or the device is a CUDA device.
+  std::int64_t draft_layer_bytes() const;
   /// Returns 16 characters that identify everything that rows of this model depend on, for
   /// ContextOrigin::model:
   /// - configuration, tokenizer, chat template and weights, by the content of their files; of files

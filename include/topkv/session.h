@@ -301,8 +301,8 @@ struct SessionStats {
   /// Memory of the recurrent states that the session keeps of its own tokens: the last ones, and
   /// snapshots. Forks share it until they go on.
   std::int64_t states_bytes = 0;
-  /// Host memory of the rows and recurrent states that a draft model keeps of the session's text
-  /// (DraftModel). A fork begins with 0, because the draft model reads its text anew.
+  /// Host memory that a draft model keeps of the session's text (DraftModel), or the model's own
+  /// draft layer (Model::draft_layer_bytes). A fork begins with 0: it keeps nothing of it.
   std::int64_t draft_bytes = 0;
   /// Memory of a CUDA device that codes or key summaries take. The context's part is there once for
   /// all sessions over it.
@@ -544,7 +544,7 @@ class Session {
   std::shared_ptr<StateMemory> spare_state(std::int64_t layer);
   /// Returns the tokens of the context and of the session, as far as they are known.
   PastTokens& past_tokens();
-  /// Returns the text as a draft model has read it. Null: no draft model has.
+  /// Returns the text as a draft model or a draft layer has read it. Null: neither has.
   std::unique_ptr<DraftReading>& draft_reading();
   /// Sets SessionStats::draft_bytes.
   void count_draft_bytes(std::int64_t bytes);

@@ -11,10 +11,12 @@
 #include "src/context/index_on_device.h"
 #include "src/core/memory/memory.h"
 #include "src/device/compute_device.h"
+#include "src/model/draft_layer.h"
 #include "src/model/draft_sizes.h"
 #include "src/model/model_impl.h"
 #include "src/model/network/forward.h"
 #include "src/model/network/key_bias.h"
+#include "src/model/weights/draft_layer_config.h"
 #include "src/session/session_sizes.h"
 #include "src/store/layer_states.h"
 #include "src/store/row_store.h"
@@ -41,6 +43,7 @@ const std::array<std::pair<KvDType, double>, 4> row_losses = {{{KvDType(DType::b
 constexpr double smaller_codes_loss = 0.02;
 
 const char* const draft_model_item = "draft model: weights, activations";
+const char* const draft_layer_item = "draft layer: weights, activations";
 
 template <class Value>
 struct Choice {
@@ -207,8 +210,19 @@ class Planner {
     }
     if (!cuda && drafts_.weights > 0)
       plan.host.items.push_back({draft_model_item, drafts_.weights + drafts_.activations});
+    const bool drafts = !cuda && Weights::has_draft_layer(*checkpoint_, config_);
+    const ModelConfig layer = draft_layer_config(config_);
+    if (drafts) {
+      const WeightsSize held = Weights::draft_layer_size(*checkpoint_, config_, *device_, weights);
+      plan.host.items.push_back(
+          {draft_layer_item, held.held + Forward::bytes(layer, *device_, session_chunk)});
+    }
     plan.host.items.push_back({"rows", RowStore::bytes_while_read(shape, rows, tokens, chunk)});
     if (drafts_.rows > 0) plan.host.items.push_back({"rows of the draft model", drafts_.rows});
+    if (drafts && drafts_.rows == 0) {  // a draft model takes the layer's place
+      plan.host.items.push_back(
+          {"states and rows of the draft layer", DraftLayer::session_bytes_of(layer)});
+    }
     if (const std::int64_t values = state_values(shape); values > 0) {
       // A snapshot each chunk of the prefill, as many as are kept, and a session's.
       const std::int64_t read =

@@ -56,11 +56,15 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
     }
   }
   weights = Weights::load(*checkpoint, config, *device.compute(), options);
+  if (!device.is_cuda() && Weights::has_draft_layer(*checkpoint, config)) {
+    draft_layer =
+        std::make_shared<const DraftLayer>(*checkpoint, config, weights, device, options.weights);
+  }
   key_bias = key_bias_of(*checkpoint, config);
   if (const std::string line = unread_warning(*checkpoint); !line.empty()) warn(line);
   if (!device.is_cuda()) return;
   checkpoint.reset();  // all is copied: the files' pages are not to count as this process's
-  keep(borrow_forward());
+  forwards.keep(forwards.borrow());
 }
 
 void Model::Impl::check_reach(std::int64_t tokens) const {
@@ -111,29 +115,10 @@ void Model::Impl::check_session(const Session& session) const {
 
 void Model::Impl::check_weights() const {
   const std::unique_ptr<Checkpoint> again = Checkpoint::open(directory);
-  Weights::size(*again, config, *device.compute(), format);  // asks for those that are used
+  // Ask for those that are used.
+  Weights::size(*again, config, *device.compute(), format);
+  if (draft_layer) Weights::draft_layer_size(*again, config, *device.compute(), format);
   again->check_finite();
-}
-
-std::unique_ptr<Forward> Model::Impl::borrow_forward() const {
-  {
-    const std::lock_guard lock(idle_mutex);
-    if (!idle.empty()) {
-      std::unique_ptr<Forward> forward = std::move(idle.back());
-      idle.pop_back();
-      return forward;
-    }
-  }
-  auto made = std::make_unique<Forward>(config, weights, device.compute(), session_chunk);
-  const std::lock_guard lock(idle_mutex);
-  idle.reserve(forwards + 1);  // giving it back must not fail
-  ++forwards;
-  return made;
-}
-
-void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
-  const std::lock_guard lock(idle_mutex);
-  idle.push_back(std::move(forward));
 }
 
 Model Model::load(const std::filesystem::path& model, const Device& device, WarningFn on_warning,
@@ -173,6 +158,9 @@ const ModelConfig& Model::config() const { return impl_->config; }
 const Device& Model::device() const { return impl_->device; }
 WeightFormat Model::weights() const { return impl_->format; }
 void Model::check_reach(std::int64_t tokens) const { impl_->check_reach(tokens); }
+std::int64_t Model::draft_layer_bytes() const {
+  return impl_->draft_layer ? impl_->draft_layer->session_bytes() : 0;
+}
 
 const Tokenizer& Model::tokenizer() const { return impl_->text_tokenizer(); }
 

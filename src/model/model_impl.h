@@ -4,14 +4,14 @@
 #include <atomic>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "src/attention/block_budget.h"
 #include "src/device/compute_device.h"
-#include "src/model/network/forward.h"
+#include "src/model/draft_layer.h"
+#include "src/model/network/forward_pool.h"
 #include "src/model/weights/checkpoint.h"
 #include "src/model/weights/weights.h"
 #include "topkv/error.h"
@@ -86,26 +86,22 @@ struct Model::Impl {
   /// Throws FileError naming the first weight that is not finite. Reads all.
   void check_weights() const;
 
-  /// A forward pass for sessions; give it back with keep. Made at load on a device, where nothing
-  /// is to be allocated later on (unless several threads generate at once).
-  std::unique_ptr<Forward> borrow_forward() const;
-  void keep(std::unique_ptr<Forward> forward) const;
-
   std::filesystem::path directory;
   Device device;
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;      // none: the checkpoint has none
   std::unique_ptr<Checkpoint> checkpoint;  // on a CUDA device null, once the weights are there
   WeightFormat format;
-  Weights weights;              // views into the checkpoint, or on the device
+  Weights weights;  // views into the checkpoint, or on the device
+  // The model's own layer that drafts tokens; null: there is none, or the device is a CUDA device.
+  std::shared_ptr<const DraftLayer> draft_layer;
   std::vector<float> key_bias;  // ContextOptions::key_bias; empty: none
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
   mutable std::atomic<bool> told_key_biases = false;
-
-  mutable std::mutex idle_mutex;
-  mutable std::vector<std::unique_ptr<Forward>> idle;
-  mutable std::size_t forwards = 0;  // idle ones and those that are lent
+  // Passes for sessions. On a CUDA device one is made at load: nothing is to be allocated there
+  // later on, unless several threads generate at once.
+  mutable ForwardPool forwards{config, weights, device.compute(), session_chunk};
 };
 
 }  // namespace topkv

@@ -1,10 +1,10 @@
-// What a session keeps for a draft model.
+// What a session keeps for a draft model, or for the model's own draft layer.
 #pragma once
 
 namespace topkv {
 
-/// The end of a session's text as a draft model has read it. The model's room knows what it is.
-/// Forks do not share it: a draft model reads a fork's text anew.
+/// The end of a session's text as a draft model or a draft layer has read it. The model's room knows
+/// what it is. Forks do not share it: their text is read anew.
 class DraftReading {
  public:
   DraftReading() = default;

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "tests/support/bundled_model.h"
+#include "tests/support/draft_layers.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/device.h"
 #include "topkv/error.h"
@@ -169,6 +170,25 @@ TEST(MemoryPlan, CountsADraftModel) {
   request.drafts.window = 1;
   EXPECT_THROW(memory_plans(bundled_folder, request), InvalidArgument);
   EXPECT_EQ(DraftModel::device_bytes(bundled_folder, Device()), 0);
+}
+
+TEST(MemoryPlan, CountsADraftLayer) {
+  const TempDirectory folder;
+  ::test::write_with_draft_layer(folder.path(), "qwen3-5");
+  PlanRequest request{.tokens = 200, .memory = 64LL << 30};
+  const PlacePlan without =
+      memory_plans(::test::fixtures("parity") / "qwen3-5", request).front().host;
+  const PlacePlan with = memory_plans(folder.path(), request).front().host;
+  const std::int64_t kept = item(with, "states and rows of the draft layer");
+  const std::int64_t others = item(with, "draft layer: weights, activations");
+  EXPECT_EQ(kept, Model::load(folder.path()).draft_layer_bytes());
+  EXPECT_GT(others, 0);
+  EXPECT_EQ(with.peak, without.peak + kept + others);
+  // A draft model takes the layer's place.
+  request.draft_model = folder.path();
+  const PlacePlan by_model = memory_plans(folder.path(), request).front().host;
+  for (const MemoryItem& one : by_model.items)
+    EXPECT_NE(one.what, "states and rows of the draft layer");
 }
 
 TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {

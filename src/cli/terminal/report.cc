@@ -182,8 +182,9 @@ std::string draft_text(const GenerateResult& result) {
   std::string text = fmt::format("{} of {} tokens accepted", format_grouped(result.accepted),
                                  format_grouped(result.drafted));
   if (result.model_drafted > 0) {
-    text += fmt::format(" ({} of {} by the draft model)", format_grouped(result.model_accepted),
-                        format_grouped(result.model_drafted));
+    text +=
+        fmt::format(" ({} of {} by a draft model or layer)", format_grouped(result.model_accepted),
+                    format_grouped(result.model_drafted));
   }
   return text + fmt::format(", {:.2f} tokens per step", result.tokens_per_step());
 }

@@ -24,6 +24,12 @@ Family hybrid(Family own) {
   own.qk_norm = true;
   own.delta = {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .kernel = 4};
   own.output_gate = true;
+  own.draft_layer = {.projection = "fc",
+                     .embedding_norm = "pre_fc_norm_embedding",
+                     .state_norm = "pre_fc_norm_hidden",
+                     .final_norm = "norm",
+                     .at = "mtp.",
+                     .layer = "layers.0."};
   own.own_keys.insert(own.own_keys.end(),
                       {"attention_bias", "layer_types", "full_attention_interval",
                        "attn_output_gate", "linear_num_key_heads", "linear_num_value_heads",
@@ -102,6 +108,10 @@ Family latent(Family own) {
   own.rope_interleaved = true;
   own.mixture.shared_at = "mlp.shared_experts";
   own.mixture.reads_groups = true;
+  own.draft_layer = {.projection = "eh_proj",
+                     .embedding_norm = "enorm",
+                     .state_norm = "hnorm",
+                     .final_norm = "shared_head.norm"};
   own.own_keys.insert(own.own_keys.end(), {"attention_bias",
                                            "kv_lora_rank",
                                            "q_lora_rank",

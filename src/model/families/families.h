@@ -93,6 +93,17 @@ struct FamilyMixture {
   bool shared_is_mlp = false;
 };
 
+/// A layer behind the last one that drafts tokens (DraftLayer): names of its tensors. Its head and
+/// its embedding are the model's; copies of them are ignored.
+struct FamilyDraftLayer {
+  std::string_view projection = "";  ///< of embedding and hidden state; empty: topkv runs none
+  std::string_view embedding_norm = "";
+  std::string_view state_norm = "";
+  std::string_view final_norm = "";
+  std::string_view at = "";     ///< in front of these; empty: "model.layers.N.", N: of layers
+  std::string_view layer = "";  ///< of the decoder layer, behind `at`
+};
+
 struct Family {
   std::string_view name;  ///< model_type
 
@@ -197,6 +208,7 @@ struct Family {
   std::optional<double> attention_softcap = {};
   std::optional<double> final_softcap = {};
   FamilyMixture mixture = {};
+  FamilyDraftLayer draft_layer = {};
   bool attention_sinks = false;  ///< ModelConfig::attention_sinks, in self_attn.sinks
   bool clamped = false;          ///< Activation::clamped_silu, swiglu_limit 7
   bool fused_qkv = false;        ///< self_attn.qkv_proj holds the rows of q, k and v

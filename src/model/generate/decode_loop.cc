@@ -215,7 +215,7 @@ GenerationBatch::Id DecodeLoop::add(Session& session, std::span<const Token> pro
     if (logits_.size() < size) logits_.resize(size);
   }
   if (!lease_) {
-    lease_.emplace(model_);
+    lease_.emplace(model_.forwards);
     before_ = (**lease_).times();
   }
   members_.push_back(std::move(one));
@@ -308,6 +308,7 @@ void DecodeLoop::read_chunk(ActiveAnswer& member) {
       });
     });
     one->session->past_tokens().set(one->session->own_tokens() - std::ssize(piece), piece);
+    keep_states(*one, piece);
     one->tell_prompt_logprobs(one->read);
     one->read += piece.size();
     if (left.size() - piece.size() <= prompt_end) one->session->snapshot();
@@ -403,6 +404,7 @@ void DecodeLoop::step(std::span<ActiveAnswer* const> those, bool drafts) {
       choose(0, those);
     }
   });
+  keep_states(first, tokens_);
   if (those.size() == 1) first.draft_length.time(std::ssize(tokens_), stepping.seconds());
   for (ActiveAnswer* const one : those) {
     ++one->result.steps;

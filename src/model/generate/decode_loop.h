@@ -81,12 +81,12 @@ struct ActiveAnswer {
   TokenLogprobs next_logprobs = {};  // where they are asked for
   // Drafts of the last step, which fed the first tokens of one of them.
   DraftTokens found = {};    // in the text
-  DraftTokens guessed = {};  // by the draft model
+  DraftTokens guessed = {};  // by the draft model, or by the model's own draft layer
   bool feeds_guesses = false;
   std::size_t drafted = 0;   // tokens that were fed
   std::size_t accepted = 0;  // of these, that were chosen and told
   DraftLength draft_length;
-  std::optional<ForwardLease> guessing;  // of the draft model, once it drafts
+  std::optional<ForwardLease> guessing;  // of the draft model or layer, once it drafts
   GenerateResult result = {};
   std::optional<Stopwatch> decoding;  // from its first token on
 
@@ -143,8 +143,21 @@ class DecodeLoop {
   void draft(ActiveAnswer& one);
   /// Finds up to `most` tokens in the text.
   void find_draft(ActiveAnswer& one, std::int64_t most);
-  /// Has the draft model guess up to `most` tokens.
+  /// Has the draft model guess up to `most` tokens, or the model's own draft layer.
   void guess_draft(ActiveAnswer& one, std::int64_t most);
+  /// Returns the text as a draft model or a draft layer has read it: the session's, or a new one.
+  template <class Reader, class Of>
+  static Reader& reader_of(Session& session, const std::shared_ptr<const Of>& of);
+  /// Runs work on what a session keeps for drafts. What fails leaves it unusable: it is dropped.
+  template <class Work>
+  static void or_drop_reading(Session& session, const Work& work);
+  /// Whether the model's own draft layer may draft for a member.
+  bool has_layer(const ActiveAnswer& one) const {
+    return model_.draft_layer && !one.options.draft_model;
+  }
+  /// Keeps the hidden states of the tokens that a member's session was given last, by pass_, if the
+  /// model's own draft layer may draft for it.
+  void keep_states(ActiveAnswer& one, std::span<const Token> tokens);
   /// Chooses what follows the last token that was fed before a draft. Keeps the logits, or the best
   /// tokens, behind the tokens of the draft.
   void choose_after_draft(ActiveAnswer& one);

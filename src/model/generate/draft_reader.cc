@@ -9,6 +9,15 @@
 
 namespace topkv {
 
+Drafter::Guess likeliest_after(std::int64_t at, Forward& pass, std::vector<float>& logits) {
+  const std::int64_t count = std::ssize(logits);
+  pass.logits(at, 1, logits.data());
+  if (first_not_finite(logits.data(), count) >= 0) fail_not_finite();
+  const float most = max_of(logits.data(), count);
+  const auto best = std::ranges::find(logits, most) - logits.begin();
+  return {static_cast<Token>(best), 1.0 / double{exp_shifted(logits.data(), count, most)}};
+}
+
 DraftReader::DraftReader(const std::shared_ptr<const DraftModel>& model)
     : model_(model),
       impl_(model->impl()),
@@ -82,14 +91,9 @@ void DraftReader::run(std::span<const Token> tokens, Forward& pass) {
 
 DraftReader::Guess DraftReader::guess(Forward& pass) {
   logits_.resize(static_cast<std::size_t>(impl_.network->config.vocab_size));
-  const std::int64_t count = std::ssize(logits_);
-  impl_.network->blaming_weights([&] {
-    pass.logits(last_, 1, logits_.data());
-    if (first_not_finite(logits_.data(), count) >= 0) fail_not_finite();
-  });
-  const float most = max_of(logits_.data(), count);
-  const auto best = std::ranges::find(logits_, most) - logits_.begin();
-  return {static_cast<Token>(best), 1.0 / double{exp_shifted(logits_.data(), count, most)}};
+  Guess guess;
+  impl_.network->blaming_weights([&] { guess = likeliest_after(last_, pass, logits_); });
+  return guess;
 }
 
 }  // namespace topkv

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "src/model/generate/drafter.h"
 #include "src/model/model_impl.h"
-#include "src/session/draft_reading.h"
 #include "src/session/past_tokens.h"
 #include "topkv/draft_model.h"
 
@@ -28,7 +28,7 @@ struct DraftModel::Impl {
 ///
 /// It compares the text with what it has read, each time it is to read on. Whatever was forgotten
 /// of the text, by rejected drafts or by truncate(), is forgotten here too.
-class DraftReader final : public DraftReading {
+class DraftReader final : public Drafter {
  public:
   /// Throws as Session's constructor does.
   explicit DraftReader(const std::shared_ptr<const DraftModel>& model);
@@ -38,19 +38,10 @@ class DraftReader final : public DraftReading {
     return model_.lock() == model;
   }
 
-  /// Reads the text up to its last token. Returns false, and reads nothing, if the draft model does
-  /// not have the last token. What fails leaves it unusable.
-  bool read(const PastTokens& text, Forward& pass);
-  /// Reads a token that was guessed.
-  void read(Token token, Forward& pass);
-
-  /// A token that may be next, and its probability.
-  struct Guess {
-    Token token = 0;
-    double probability = 0;
-  };
-  /// Returns the likeliest token after the last one that was read, the smaller id if equal.
-  Guess guess(Forward& pass);
+  /// False if the draft model does not have the last token.
+  bool read(const PastTokens& text, Forward& pass) override;
+  void read(Token token, Forward& pass) override;
+  Guess guess(Forward& pass) override;
 
  private:
   void run(std::span<const Token> tokens, Forward& pass);

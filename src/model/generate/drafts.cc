@@ -1,12 +1,39 @@
 // Drafts of answers: where they come from, and what becomes of them once a step has verified them.
 #include <algorithm>
+#include <optional>
 
 #include "src/core/math/convert.h"
 #include "src/core/threads/stopwatch.h"
 #include "src/model/generate/decode_loop.h"
+#include "src/model/generate/draft_layer_reader.h"
 #include "src/model/generate/draft_reader.h"
 
 namespace topkv {
+
+template <class Reader, class Of>
+Reader& DecodeLoop::reader_of(Session& session, const std::shared_ptr<const Of>& of) {
+  std::unique_ptr<DraftReading>& reading = session.draft_reading();
+  auto* const there = dynamic_cast<Reader*>(reading.get());
+  if (there != nullptr && there->is_of(of)) return *there;
+  reading.reset();  // its rows first: there may be room for one alone
+  session.count_draft_bytes(0);
+  auto made = std::make_unique<Reader>(of);
+  Reader& reader = *made;
+  reading = std::move(made);
+  session.count_draft_bytes(of->session_bytes());
+  return reader;
+}
+
+template <class Work>
+void DecodeLoop::or_drop_reading(Session& session, const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    session.draft_reading().reset();
+    session.count_draft_bytes(0);
+    throw;
+  }
+}
 
 void DecodeLoop::draft(ActiveAnswer& one) {
   const Session& session = *one.session;
@@ -20,7 +47,8 @@ void DecodeLoop::draft(ActiveAnswer& one) {
   if (most <= 0) return;
   find_draft(one, most);
   one.drafted = static_cast<std::size_t>(one.draft_length.choose(one.found.evidence, false));
-  if (one.drafted > 0 || !one.options.draft_model || !one.draft_length.guesses()) return;
+  if (one.drafted > 0 || !(one.options.draft_model || has_layer(one))) return;
+  if (!one.draft_length.guesses()) return;
   guess_draft(one, most);
   one.feeds_guesses = true;
   one.drafted = static_cast<std::size_t>(one.draft_length.choose(one.guessed.evidence, true));
@@ -38,23 +66,18 @@ void DecodeLoop::find_draft(ActiveAnswer& one, std::int64_t most) {
 
 void DecodeLoop::guess_draft(ActiveAnswer& one, std::int64_t most) {
   const std::shared_ptr<const DraftModel>& model = one.options.draft_model;
-  std::unique_ptr<DraftReading>& reading = one.session->draft_reading();
-  auto* reader = dynamic_cast<DraftReader*>(reading.get());
-  if (reader == nullptr || !reader->is_of(model)) {
-    reading.reset();  // its rows first: there may be room for one alone
-    one.session->count_draft_bytes(0);
-    auto made = std::make_unique<DraftReader>(model);
-    reader = made.get();
-    reading = std::move(made);
-    one.session->count_draft_bytes(model->session_bytes());
-  }
-  try {
-    if (!one.guessing) one.guessing.emplace(*model->impl().network);
+  Drafter& drafter = model ? static_cast<Drafter&>(reader_of<DraftReader>(*one.session, model))
+                           : reader_of<DraftLayerReader>(*one.session, model_.draft_layer);
+  const auto work = [&] {
+    if (!one.guessing)
+      one.guessing.emplace(model ? model->impl().network->forwards : model_.draft_layer->forwards);
     Forward& pass = **one.guessing;
-    if (!reader->read(one.session->past_tokens(), pass)) return;
+    if (!drafter.read(one.session->past_tokens(), pass)) return;
     DraftTokens& draft = one.guessed;
+    std::optional<Stopwatch> watch;  // from one guess to the next
     while (true) {
-      const DraftReader::Guess guess = reader->guess(pass);
+      const Drafter::Guess guess = drafter.guess(pass);
+      if (watch) one.draft_length.time_guess(watch->seconds());
       if (guess.token >= model_.config.vocab_size) return;
       draft.tokens.push_back(guess.token);
       draft.evidence.push_back(DraftLength::of_probability(guess.probability));
@@ -62,15 +85,23 @@ void DecodeLoop::guess_draft(ActiveAnswer& one, std::int64_t most) {
       if (std::ssize(draft.tokens) == most || !one.draft_length.guesses_on(draft.evidence) ||
           std::ranges::find(ends, guess.token) != ends.end())
         return;
-      const Stopwatch watch;
-      reader->read(guess.token, pass);
-      one.draft_length.time_guess(watch.seconds());
+      watch.emplace();
+      drafter.read(guess.token, pass);
     }
-  } catch (...) {
-    reading.reset();
-    one.session->count_draft_bytes(0);
-    throw;
-  }
+  };
+  or_drop_reading(*one.session, [&] { model_.blaming_weights(work); });
+}
+
+void DecodeLoop::keep_states(ActiveAnswer& one, std::span<const Token> tokens) {
+  Session& session = *one.session;
+  if (!has_layer(one) || one.options.draft == Draft::none || members_.size() > 1) return;
+  // Once a session drafts, a step that may not have several tokens leaves no gap.
+  const bool drafts = session.draft_reading() != nullptr || session.most_alike() > 1;
+  if (!drafts && one.options.draft != Draft::lookup) return;
+  or_drop_reading(session, [&] {
+    reader_of<DraftLayerReader>(session, model_.draft_layer)
+        .keep(session.own_tokens() - std::ssize(tokens), tokens, *pass_);
+  });
 }
 
 void DecodeLoop::choose_after_draft(ActiveAnswer& one) {

@@ -15,7 +15,7 @@ std::vector<float> logits_of_text(const Model::Impl& model, std::span<const Toke
   const std::int64_t length = first + std::ssize(tokens);
   model.check_reach(length);
   const std::int64_t vocabulary = model.config.vocab_size;
-  const ForwardLease lease(model);
+  const ForwardLease lease(model.forwards);
   Forward& forward = *lease;
   std::vector<float> logits(tokens.size() * static_cast<std::size_t>(vocabulary));
   model.blaming_weights([&] {

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "src/core/math/convert.h"
 #include "src/core/math/vector_math.h"
 #include "src/core/threads/stopping.h"
 #include "src/core/threads/threads.h"
@@ -148,6 +149,10 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
     place(out.layer_gate, chunk * size, f32);
     place(out.layer_gated, chunk * size, op);
   }
+  if (config.draft_layer) {
+    place(out.states, chunk * config.hidden_size, f32);
+    place(out.joined, chunk * 2 * config.hidden_size, op);
+  }
   return pieces.used();
 }
 
@@ -198,6 +203,17 @@ void Forward::run_each(std::span<const Token> tokens, std::span<const std::int64
   run_placed(tokens, std::ssize(tokens), {}, texts, std::move(lock));
 }
 
+void Forward::run_draft(std::span<const Token> tokens, std::span<const float> states,
+                        std::int64_t first, const TextLayers& text) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  DeviceLock lock = device_->lock();
+  clock_->begin(Phase::other);
+  device_->copy_in(states.data(), std::ssize(states) * bytes_of(DType::f32),
+                   reinterpret_cast<std::byte*>(a_.states));
+  place_angles(first, count, first + count);
+  run_placed(tokens, 1, {}, text, std::move(lock));
+}
+
 void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, AttentionStep step,
                          const TextLayers& layers, DeviceLock lock) {
   const auto count = static_cast<std::int64_t>(tokens.size());
@@ -207,6 +223,7 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
   const double scale = config_.embedding_scale / config_.residual_scale;
   if (scale != 1) device_->scale(static_cast<float>(scale), count * config_.hidden_size, a_.x);
   if (config_.layer_inputs.size > 0) make_layer_inputs(tokens);
+  if (config_.draft_layer) join_states(count);
   if (replays(count)) find_states(layers);
   const std::int64_t end = config_.attention.layers;
   for (std::int64_t l = between(0, count); l < end; l = between(l + 1, count)) {
@@ -404,6 +421,22 @@ void Forward::attention_output(std::int64_t l, std::int64_t tokens) {
   add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
 }
 
+void Forward::join_states(std::int64_t tokens) {
+  const DraftInputWeights& w = weights_.draft;
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t row = hidden * bytes_of(device_->operand_dtype());
+  const auto epsilon = static_cast<float>(config_.rms_norm_eps);
+  begin(Phase::other);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    device_->rms_norm(a_.x + t * hidden, w.embedding_norm.data, 1, hidden, epsilon,
+                      a_.joined + 2 * t * row);
+    device_->rms_norm(a_.states + t * hidden, w.state_norm.data, 1, hidden, epsilon,
+                      a_.joined + (2 * t + 1) * row);
+  }
+  project({{w.projection, nullptr, a_.x}}, a_.joined, tokens);
+  begin(Phase::other);
+}
+
 // The inputs are the mean of two things but for a factor: rows of a table, and projections of the
 // embedding, normalised.
 void Forward::make_layer_inputs(std::span<const Token> tokens) {
@@ -565,6 +598,15 @@ void Forward::make_logits(std::int64_t begin, std::int64_t rows) {
   clock_->begin(Phase::matmul);
   device_->matmul(weights_.lm_head, a_.hidden + begin * row, rows, false, a_.logits);
   clock_->end();
+}
+
+void Forward::states(std::int64_t begin, std::int64_t count, std::span<float> out) {
+  const DType operand = device_->operand_dtype();
+  const std::int64_t row = config_.hidden_size * bytes_of(operand);
+  std::vector<std::byte> rows(static_cast<std::size_t>(count * row));
+  const auto lock = device_->lock();
+  device_->copy_out(a_.hidden + begin * row, count * row, rows.data());
+  to_float(rows.data(), operand, count * config_.hidden_size, out.data());
 }
 
 void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {

@@ -49,6 +49,14 @@ class Forward {
   void run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
                 const TextLayers& texts);
 
+  /// Likewise through a draft layer. states: of the token before each, [tokens, hidden_size], in
+  /// host memory. REQUIRES: as run; ModelConfig::draft_layer.
+  void run_draft(std::span<const Token> tokens, std::span<const float> states, std::int64_t first,
+                 const TextLayers& text);
+  /// Hidden states [count, hidden_size] of tokens begin and on of the last run, behind the last
+  /// norm, in host memory: what a draft layer reads.
+  void states(std::int64_t begin, std::int64_t count, std::span<float> out);
+
   /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
   void logits(std::int64_t begin, std::int64_t count, float* out);
   /// The most likely token after each of tokens begin and on of the last run, `best.size()` of
@@ -93,6 +101,8 @@ class Forward {
     // operand.
     float *layer_inputs, *layer_rows, *layer_gate;
     std::byte* layer_gated;
+    float* states;      // with ModelConfig::draft_layer: [tokens, hidden], of the tokens before
+    std::byte* joined;  // likewise, an operand: [tokens, 2 * hidden]
   };
   /// Activations of MLPs and of experts.
   template <class Place>
@@ -185,6 +195,8 @@ class Forward {
   }
   /// Rotates a layer's queries and keys, unless it has no RoPE.
   void rope(std::int64_t l, std::int64_t tokens);
+  /// a_.x = the input of a draft layer: the embeddings in a_.x joined with a_.states.
+  void join_states(std::int64_t tokens);
   /// Makes the inputs of all layers of some tokens, whose embeddings are in a_.x.
   void make_layer_inputs(std::span<const Token> tokens);
   /// x += what a layer makes of its inputs.

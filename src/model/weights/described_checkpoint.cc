@@ -37,8 +37,11 @@ class DescribedCheckpoint : public Checkpoint {
 
   const std::filesystem::path& source() const override { return file_; }
   std::string quantised() const override { return how_.text(); }
-  /// What is tied is there once.
-  bool has(const std::string& name) const override { return name != head_name; }
+  /// What is tied is there once. Whether there is a layer that drafts tokens is seen when the files
+  /// are there.
+  bool has(const std::string& name) const override {
+    return name != head_name && name != "mtp.fc.weight" && !name.ends_with(".eh_proj.weight");
+  }
 
   MatrixSource matrix(const std::string& name, MatrixRows rows, std::int64_t in,
                       WeightFormat format) const override {

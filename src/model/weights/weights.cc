@@ -12,6 +12,7 @@
 #include "src/core/math/convert.h"
 #include "src/core/text/printable.h"
 #include "src/model/families/families.h"
+#include "src/model/weights/draft_layer_config.h"
 #include "src/model/weights/weight_placer.h"
 #include "topkv/error.h"
 
@@ -354,59 +355,96 @@ void place_layer_input(Placer& placer, const ModelConfig& config, const std::str
   layer.input_output_norm = placer.vector(at + "post_per_layer_input_norm.weight", hidden);
 }
 
+/// Empty where the family has no such norm.
+Vector place_norm(Placer& placer, const Family& family, std::string_view at, std::string_view name,
+                  std::int64_t size) {
+  if (name.empty()) return {};
+  return placer.norm(fmt::format("{}{}.weight", at, name), size, family.norm_offset);
+}
+
+/// at: "model.layers.0.", of attention or a recurrence. mlp_at: of the MLP behind it; empty: there
+/// is none.
+LayerWeights place_layer(Placer& placer, const ModelConfig& config, std::int64_t l,
+                         const std::string& at, const std::string& mlp_at) {
+  const Family& family = family_of(config);
+  const std::int64_t hidden = config.hidden_size;
+  const auto norm = [&](const std::string& of, std::string_view name) {
+    return place_norm(placer, family, of, name, hidden);
+  };
+  const bool has_mlp = !mlp_at.empty();
+  LayerWeights layer;
+  layer.input_norm = norm(at, family.norms.before_attention);
+  layer.attention_norm = norm(at, family.norms.after_attention);
+  if (has_mlp) layer.mlp_norm = norm(mlp_at, family.norms.before_mlp);
+  if (has_mlp) layer.mlp_output_norm = norm(mlp_at, family.norms.after_mlp);
+  if (config.latent.kv_rank > 0) {
+    place_latent(placer, config, at, layer);
+  } else if (config.attention.is_attention(l)) {
+    place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention), l,
+                    layer);
+  } else if (config.mamba.heads > 0) {
+    layer.mamba = place_mamba(placer, config, fmt::format("{}{}", at, family.mamba.at));
+  } else if (config.convolution.width > 0) {
+    layer.convolution = place_convolution(placer, config, at + "conv.");
+  } else {
+    layer.delta = place_delta(placer, config, family, at + "linear_attn.");
+  }
+  if (config.mixture.in(l)) layer.mixture = place_mixture(placer, config, family, mlp_at);
+  if (config.has_dense_mlp(l)) {
+    place_mlp(placer, config, family, fmt::format("{}{}", mlp_at, family.names.mlp),
+              config.intermediate_size_of(l), layer);
+  }
+  if (config.layer_inputs.size > 0) place_layer_input(placer, config, at, l, layer);
+  if (config.layer_scale) layer.scale = placer.number(at + "layer_scalar");
+  return layer;
+}
+
 Weights place(Placer& placer, const ModelConfig& config) {
   const Family& family = family_of(config);
-  const auto norm = [&](std::string_view at, std::string_view name, std::int64_t size) {
-    if (name.empty()) return Vector();
-    return placer.norm(fmt::format("{}{}.weight", at, name), size, family.norm_offset);
-  };
-
-  const std::int64_t hidden = config.hidden_size;
-
   Weights weights;
   weights.embedding = placer.embedding(config);
   for (std::int64_t l = 0; l < config.attention.layers; ++l) {
     const auto stored = config.stored_layers.empty()
                             ? ModelConfig::StoredLayer{l, l}
                             : config.stored_layers[static_cast<std::size_t>(l)];
-    const std::string at = fmt::format("model.layers.{}.", stored.mixer);
-    const std::string mlp_at = fmt::format("model.layers.{}.", stored.mlp);
-    const bool has_mlp = stored.mlp >= 0;
-    LayerWeights layer;
-    layer.input_norm = norm(at, family.norms.before_attention, hidden);
-    layer.attention_norm = norm(at, family.norms.after_attention, hidden);
-    if (has_mlp) layer.mlp_norm = norm(mlp_at, family.norms.before_mlp, hidden);
-    if (has_mlp) layer.mlp_output_norm = norm(mlp_at, family.norms.after_mlp, hidden);
-    if (config.latent.kv_rank > 0) {
-      place_latent(placer, config, at, layer);
-    } else if (config.attention.is_attention(l)) {
-      place_attention(placer, config, family, fmt::format("{}{}", at, family.names.attention), l,
-                      layer);
-    } else if (config.mamba.heads > 0) {
-      layer.mamba = place_mamba(placer, config, fmt::format("{}{}", at, family.mamba.at));
-    } else if (config.convolution.width > 0) {
-      layer.convolution = place_convolution(placer, config, at + "conv.");
-    } else {
-      layer.delta = place_delta(placer, config, family, at + "linear_attn.");
-    }
-    if (config.mixture.in(l)) {
-      layer.mixture = place_mixture(placer, config, family, mlp_at);
-    }
-    if (config.has_dense_mlp(l)) {
-      place_mlp(placer, config, family, fmt::format("{}{}", mlp_at, family.names.mlp),
-                config.intermediate_size_of(l), layer);
-    }
-    if (config.layer_inputs.size > 0) place_layer_input(placer, config, at, l, layer);
-    if (config.layer_scale) layer.scale = placer.number(at + "layer_scalar");
-    weights.layers.push_back(std::move(layer));
+    weights.layers.push_back(
+        place_layer(placer, config, l, fmt::format("model.layers.{}.", stored.mixer),
+                    stored.mlp < 0 ? std::string() : fmt::format("model.layers.{}.", stored.mlp)));
   }
   if (config.value_norm) weights.ones = placer.constant(config.attention.widest_head(), 1);
   if (const std::int64_t size = config.layer_inputs.size; size > 0) {
     weights.layer_inputs = placer.layer_inputs("model.embed_tokens_per_layer.weight", config);
-    weights.layer_inputs_norm = norm("model.", "per_layer_projection_norm", size);
+    weights.layer_inputs_norm =
+        place_norm(placer, family, "model.", "per_layer_projection_norm", size);
   }
-  weights.final_norm = norm("model.", family.names.final_norm, hidden);
+  weights.final_norm =
+      place_norm(placer, family, "model.", family.names.final_norm, config.hidden_size);
   weights.lm_head = config.tied_embeddings ? weights.embedding : placer.table(head_name, config);
+  return weights;
+}
+
+/// In front of the names of a model's draft layer.
+std::string draft_layer_at(const ModelConfig& config) {
+  const std::string_view at = family_of(config).draft_layer.at;
+  return at.empty() ? fmt::format("model.layers.{}.", config.attention.layers) : std::string(at);
+}
+
+/// at: draft_layer_at of the model. config: the layer's.
+Weights place_draft_layer(Placer& placer, const ModelConfig& config, const std::string& at) {
+  const Family& family = family_of(config);
+  const FamilyDraftLayer& names = family.draft_layer;
+  const std::int64_t hidden = config.hidden_size;
+  const auto norm = [&](std::string_view name) {
+    return place_norm(placer, family, at, name, hidden);
+  };
+  Weights weights;
+  weights.draft.embedding_norm = norm(names.embedding_norm);
+  weights.draft.state_norm = norm(names.state_norm);
+  weights.draft.projection =
+      placer.matrix(fmt::format("{}{}.weight", at, names.projection), hidden, 2 * hidden);
+  const std::string layer_at = fmt::format("{}{}", at, names.layer);
+  weights.layers.push_back(place_layer(placer, config, 0, layer_at, layer_at));
+  weights.final_norm = norm(names.final_norm);
   return weights;
 }
 
@@ -438,6 +476,40 @@ WeightsSize Weights::size(const Checkpoint& from, const ModelConfig& config,
   Placer placer(from, device, format);
   place(placer, config);
   return placer.size();
+}
+
+bool Weights::has_draft_layer(const Checkpoint& from, const ModelConfig& config) {
+  const Family& family = family_of(config);
+  const FamilyDraftLayer& names = family.draft_layer;
+  if (names.projection.empty()) return false;
+  const std::string at = draft_layer_at(config);
+  if (!from.has(fmt::format("{}{}.weight", at, names.projection))) return false;
+  // Experts may lie in tensors of another form than the model's own.
+  const FamilyMixture& mixture = family.mixture;
+  return config.mixture.experts == 0 ||
+         from.has(fmt::format("{}{}{}.0.{}.weight", at, names.layer, mixture.experts_at,
+                              mixture.projections[1]));
+}
+
+WeightsSize Weights::draft_layer_size(const Checkpoint& from, const ModelConfig& config,
+                                      const DeviceSizes& device, WeightFormat format) {
+  Placer placer(from, device, format);
+  place_draft_layer(placer, draft_layer_config(config), draft_layer_at(config));
+  return placer.size();
+}
+
+Weights Weights::load_draft_layer(const Checkpoint& from, const ModelConfig& config,
+                                  const Weights& model, ComputeDevice& device,
+                                  WeightFormat format) {
+  const WeightsSize all = draft_layer_size(from, config, device, format);
+  if (all.packed) device.prepare_packed();
+  Buffer storage = device.allocate(all.device, "weights of the draft layer");
+  Placer placer(from, device, {.weights = format}, all, storage.data());
+  Weights weights = place_draft_layer(placer, draft_layer_config(config), draft_layer_at(config));
+  weights.embedding = model.embedding;
+  weights.lm_head = model.lm_head;
+  weights.storage = std::move(storage);
+  return weights;
 }
 
 Weights Weights::load(const Checkpoint& from, const ModelConfig& config, ComputeDevice& device,

@@ -105,6 +105,12 @@ struct LayerWeights {
   float scale = 1;  // of the residual behind the layer
 };
 
+/// What a draft layer makes its input of (ModelConfig::draft_layer).
+struct DraftInputWeights {
+  Vector embedding_norm, state_norm;  // [hidden]: of a token, and of the hidden state before it
+  Matrix projection;                  // [hidden, 2 * hidden] of both, the embedding first
+};
+
 struct WeightsSize {
   std::int64_t device = 0;     ///< bytes of device memory that they take
   std::int64_t held = 0;       ///< bytes in the format asked for; if stored, as in the checkpoint
@@ -124,6 +130,7 @@ struct Weights {
   Matrix layer_inputs;       // [vocab * layers, size]: row t * layers + l is of token t for layer l
   Vector layer_inputs_norm;  // [size]
   Matrix lm_head;            // [vocab, hidden]; the embedding when tied
+  DraftInputWeights draft;   // with ModelConfig::draft_layer
   Buffer storage;            // what is not in the mapped file
 
   /// Views into the checkpoint, which must outlive the weights, or copies in the device's memory.
@@ -136,6 +143,17 @@ struct Weights {
   /// Without loading. Throws as load does.
   static WeightsSize size(const Checkpoint& from, const ModelConfig& config,
                           const DeviceSizes& device, WeightFormat format);
+
+  /// Returns whether a model's draft layer is there, by names that topkv knows. config: the
+  /// model's.
+  static bool has_draft_layer(const Checkpoint& from, const ModelConfig& config);
+  /// As load, of a model's draft layer (draft_layer_config). Embedding and output layer are those
+  /// of the model's weights, which outlive it. REQUIRES: has_draft_layer.
+  static Weights load_draft_layer(const Checkpoint& from, const ModelConfig& config,
+                                  const Weights& model, ComputeDevice& device, WeightFormat format);
+  /// Without loading, and without what it shares with the model. Throws as load does.
+  static WeightsSize draft_layer_size(const Checkpoint& from, const ModelConfig& config,
+                                      const DeviceSizes& device, WeightFormat format);
 
   /// Sets config.tied_embeddings to what the file has: an output layer that differs from the
   /// embedding it is said to be tied to is one of its own. Returns what to tell of that, else

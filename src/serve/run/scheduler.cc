@@ -103,6 +103,8 @@ std::shared_ptr<Answer> Scheduler::ask(std::vector<Question> questions) {
       seat->state_bytes = state_bytes_of(shape);
       if (const auto& drafts = asked->options.draft_model)
         seat->draft_bytes = drafts->session_bytes();
+      else if (asked->options.draft != Draft::none)
+        seat->draft_bytes = model_.draft_layer_bytes();
       seats.push_back(std::move(seat));
     }
   }

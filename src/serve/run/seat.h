@@ -27,7 +27,7 @@ struct Seat {
   std::uint64_t draw = 0;        // of the question's, which its seed is moved by
   std::int64_t capacity = 0;     // tokens of the session's own
   std::int64_t row_bytes = 0;    // of one token, all layers
-  std::int64_t draft_bytes = 0;  // of what a draft model keeps; 0: there is none
+  std::int64_t draft_bytes = 0;  // of what a draft model or layer keeps; 0: there is none
   std::int64_t state_bytes = 0;  // of one recurrent state of all layers; 0: the model has none
   std::optional<Session> session;
   std::int64_t kept = 0;         // tokens of the prompt that the session had when it was found
@@ -46,7 +46,7 @@ struct Seat {
   static constexpr std::int64_t most_states = 5;
 
   /// Returns the bytes of host memory of a new session: its rows, its recurrent states, and what a
-  /// draft model keeps.
+  /// draft model or layer keeps.
   std::int64_t bytes() const {
     return capacity * row_bytes + most_states * state_bytes + draft_bytes;
   }
