@@ -3,8 +3,8 @@
 
 namespace topkv {
 
-/// The end of a session's text as a draft model or a draft layer has read it. The model's room knows
-/// what it is. Forks do not share it: their text is read anew.
+/// The end of a session's text as a draft model or a draft layer has read it. The model's room
+/// knows what it is. Forks do not share it: their text is read anew.
 class DraftReading {
  public:
   DraftReading() = default;

@@ -49,12 +49,13 @@ class Forward {
   void run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
                 const TextLayers& texts);
 
-  /// Likewise through a draft layer. states: of the token before each, [tokens, hidden_size], in
-  /// host memory. REQUIRES: as run; ModelConfig::draft_layer.
+  /// Runs tokens through a draft layer, at positions first and on. states: the hidden states of the
+  /// tokens before them, [tokens, hidden_size], in host memory.
+  /// REQUIRES: as run; ModelConfig::draft_layer.
   void run_draft(std::span<const Token> tokens, std::span<const float> states, std::int64_t first,
                  const TextLayers& text);
-  /// Hidden states [count, hidden_size] of tokens begin and on of the last run, behind the last
-  /// norm, in host memory: what a draft layer reads.
+  /// Writes the hidden states [count, hidden_size] of tokens begin and on of the last run, behind
+  /// the last norm, to host memory: a draft layer reads them.
   void states(std::int64_t begin, std::int64_t count, std::span<float> out);
 
   /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
@@ -102,7 +103,7 @@ class Forward {
     float *layer_inputs, *layer_rows, *layer_gate;
     std::byte* layer_gated;
     float* states;      // with ModelConfig::draft_layer: [tokens, hidden], of the tokens before
-    std::byte* joined;  // likewise, an operand: [tokens, 2 * hidden]
+    std::byte* joined;  // with draft_layer, an operand: [tokens, 2 * hidden]
   };
   /// Activations of MLPs and of experts.
   template <class Place>

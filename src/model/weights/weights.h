@@ -147,7 +147,7 @@ struct Weights {
   /// Returns whether a model's draft layer is there, by names that topkv knows. config: the
   /// model's.
   static bool has_draft_layer(const Checkpoint& from, const ModelConfig& config);
-  /// As load, of a model's draft layer (draft_layer_config). Embedding and output layer are those
+  /// Loads a model's draft layer (draft_layer_config). Embedding and output layer are those
   /// of the model's weights, which outlive it. REQUIRES: has_draft_layer.
   static Weights load_draft_layer(const Checkpoint& from, const ModelConfig& config,
                                   const Weights& model, ComputeDevice& device, WeightFormat format);
