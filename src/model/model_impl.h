@@ -99,6 +99,9 @@ struct Model::Impl {
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
   mutable std::atomic<bool> told_key_biases = false;
+  /// DraftLength::share() after the latest answer that timed steps of several tokens; 0: none did.
+  mutable std::atomic<double> further_token_share = 0;
+
   // Passes for sessions. On a CUDA device one is made at load: nothing is to be allocated there
   // later on, unless several threads generate at once.
   mutable ForwardPool forwards{config, weights, device.compute(), session_chunk};

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -164,6 +166,93 @@ TEST(DraftLength, DraftsWhatIsWorthItsTime) {
   DraftLength stays(true, false, 0);
   for (DraftLength* one : {&back, &stays}) one->time(1, 1.0);
   EXPECT_LE(chosen(back, 32, 15), chosen(stays, 32, 15));
+}
+
+// What a further token costs is a matter of the model and the machine.
+TEST(DraftLength, BeginsWithTheShareThatIsKnown) {
+  DraftLength first(true, false, 0);
+  first.time(1, 1.0);
+  EXPECT_EQ(first.share(), 0) << "no step of several tokens";
+  EXPECT_EQ(chosen(first, 3, 15), 0);
+  for (int i = 0; i < 4; ++i) first.time(5, 1.2);
+  EXPECT_LT(first.share(), 0.3) << "the first times count most";
+  for (int i = 0; i < 30; ++i) first.time(5, 1.2);
+  EXPECT_NEAR(first.share(), 0.05, 0.02);
+  const DraftLength next(true, false, 0, first.share());
+  EXPECT_GT(chosen(next, 3, 15), 0) << "worth it where further tokens are cheap";
+  // After bad times, drafts that are likely are tried again.
+  DraftLength bad(true, false, 0);
+  bad.time(1, 1.0);
+  for (int i = 0; i < 50; ++i) bad.time(5, 9.0);
+  EXPECT_EQ(chosen(bad, 32, 15), 0);
+  const DraftLength later(true, false, 0, bad.share());
+  EXPECT_GT(chosen(later, 32, 15), 0);
+  // Without times, a further token costs what is assumed.
+  const DraftLength untimed(false, false, 0.1, 1.5);
+  EXPECT_GT(chosen(untimed, 32, 15), 0);
+  EXPECT_EQ(untimed.share(), 0);
+}
+
+/// How often as fast an answer is with drafts from a text as without them, if a further token takes
+/// this share of a step.
+double gain(std::span<const Token> text, std::span<const Token> prompt,
+            std::span<const Token> answer, double share, double known_share = 0) {
+  PastTokens past(std::make_shared<const TokenIndex>(text), std::ssize(text));
+  past.set(0, prompt);
+  DraftLength length(true, false, 0, known_share);
+  double time = 0;
+  for (std::size_t at = 0; at + 1 < answer.size();) {
+    const std::int64_t own = past.own();
+    past.set(own, answer.subspan(at, 1));
+    TokenDraft draft;
+    past.draft(std::min<std::int64_t>(15, std::ssize(answer) - 2 - static_cast<std::int64_t>(at)),
+               draft);
+    const auto evidence = matched(draft.matched, std::ssize(draft.tokens));
+    const std::int64_t fed = length.choose(evidence, false);
+    const auto agree =
+        std::ranges::mismatch(draft.tokens, answer.subspan(at + 1)).in1 - draft.tokens.begin();
+    const std::int64_t accepted = std::min<std::int64_t>(fed, agree);
+    const double step = 1 + share * static_cast<double>(fed);
+    length.time(1 + fed, step);
+    if (!evidence.empty())
+      length.count(
+          std::span(evidence).first(static_cast<std::size_t>(std::max<std::int64_t>(1, fed))),
+          fed > 0 ? accepted : std::min<std::int64_t>(1, agree));
+    past.set(own, answer.subspan(at, static_cast<std::size_t>(1 + accepted)));
+    at += static_cast<std::size_t>(1 + accepted);
+    time += step;
+  }
+  return static_cast<double>(answer.size() - 1) / time;
+}
+
+TEST(DraftLength, GainsWhatTheCostOfStepsAllows) {
+  std::mt19937 random(5);
+  std::vector<Token> text(1000);
+  for (Token& token : text) token = static_cast<Token>(random() % 500);
+  const std::vector<Token> prompt = {600, 601, 602};
+  const auto quotation = [&](std::size_t tokens) { return std::span(text).subspan(300, tokens); };
+  // A step of 16 tokens gives at most 16 / (1 + 15 * share) times the rate.
+  for (const double share : {0.05, 0.1, 0.2, 0.3, 0.5}) {
+    const double most = 16 / (1 + 15 * share);
+    EXPECT_GT(gain(text, prompt, quotation(512), share), 0.7 * most) << share;
+    EXPECT_GT(gain(text, prompt, quotation(64), share, share), std::min(2.0, 0.75 * most)) << share;
+    EXPECT_LE(gain(text, prompt, quotation(512), share, share), most) << share;
+  }
+  // Three tokens that stand in the text, and then another one than there: not worth a draft for
+  // long.
+  std::vector<Token> misleading;
+  for (std::size_t i = 0; i < 192; i += 3) {
+    const auto from = text.begin() + static_cast<std::ptrdiff_t>(4 * i);
+    misleading.insert(misleading.end(), from, from + 3);
+  }
+  for (const double share : {0.05, 0.1, 0.3, 0.5, 1.0}) {
+    EXPECT_GT(gain(text, prompt, misleading, share), 0.97) << share;
+    EXPECT_GT(gain(text, prompt, misleading, share, share), 0.97) << share;
+  }
+  // Nothing of it stands in the text.
+  std::vector<Token> own(200);
+  std::iota(own.begin(), own.end(), 700);
+  EXPECT_EQ(gain(text, prompt, own, 0.1, 0.1), 1);
 }
 
 using Evidence = std::vector<DraftLength::Evidence>;

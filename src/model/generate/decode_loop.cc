@@ -108,7 +108,8 @@ ActiveAnswer::ActiveAnswer(GenerationBatch::Id number, Session& of, std::span<co
       undo(of),
       searched_before(of.stats().search_seconds),
       draft_length(!of.device().is_cuda(), !model.config.attention.state_size.empty(),
-                   with.draft_model ? with.draft_model->impl().cost : 0) {
+                   with.draft_model ? with.draft_model->impl().cost : 0,
+                   model.further_token_share.load(std::memory_order_relaxed)) {
   if (on_text || !options.stop.empty())
     text.emplace(model.text_tokenizer(), options.stop, options.spelled);
   sampler.read(options.before, model.config.vocab_size);
@@ -485,6 +486,8 @@ GenerateResult DecodeLoop::remove(GenerationBatch::Id id) {
 
 void DecodeLoop::erase(std::size_t member) {
   const auto at = members_.begin() + static_cast<std::ptrdiff_t>(member);
+  if (const double share = (*at)->draft_length.share(); share > 0)
+    model_.further_token_share.store(share, std::memory_order_relaxed);
   try {
     searched_ += (*at)->session->stats().search_seconds - (*at)->searched_before;
     if (members_.size() == 1) {

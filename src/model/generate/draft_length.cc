@@ -13,14 +13,26 @@ constexpr double most_longer = 1.5;  // what a step may be longer than usual: ma
 constexpr std::int64_t first_wait = 8;
 constexpr std::int64_t longest_wait = 256;
 
+constexpr double last_weight = 0.125;  // of the latest time in a mean
+constexpr double first_weight = 2;     // of the share that is assumed, in times
+
 /// Moves the mean of some times towards one more.
 void average(double& mean, double& count, double seconds) {
-  constexpr double weight = 0.125;
-  const double of_this = std::max(weight, 1 / ++count);
+  const double of_this = std::max(last_weight, 1 / ++count);
   mean += of_this * (std::min(seconds, count == 1 ? seconds : most_longer * mean) - mean);
 }
 
 }  // namespace
+
+DraftLength::DraftLength(bool timed, bool takes_back, double guess_cost, double known_share)
+    : timed_(timed),
+      takes_back_(takes_back),
+      share_(timed ? first_share : untimed_share),
+      guess_(timed ? 0 : guess_cost) {
+  if (!timed || known_share <= 0) return;
+  share_ = std::min(known_share, most_known_share);
+  shares_ = 1 / last_weight;
+}
 
 DraftLength::Evidence DraftLength::of_match(std::int64_t matched) {
   if (matched <= 3) return 0;
@@ -46,7 +58,7 @@ double DraftLength::cost(std::int64_t tokens) const {
 std::int64_t DraftLength::choose(std::span<const Evidence> draft, bool guessed) const {
   const std::int64_t most = std::ssize(draft);
   if (forced > 0) return std::min(forced, most);
-  if (timed_ && one_ == 0) return 0;
+  if (timed_ && one_ == 0 && (shares_ == 0 || guessed)) return 0;
   const double spent = guessed ? static_cast<double>(most) * guess_cost() : 0;
   double best = least_gain / (1 + spent);
   std::int64_t length = 0;
@@ -108,11 +120,11 @@ void DraftLength::count(std::span<const Evidence> draft, std::int64_t accepted) 
 
 void DraftLength::time(std::int64_t tokens, double seconds) {
   if (!timed_ || seconds <= 0) return;
-  constexpr double weight = 0.125;
   if (tokens == 1) return average(one_, ones_, seconds);
   if (one_ == 0) return;
   const double share = (seconds / one_ - 1) / static_cast<double>(tokens - 1);
-  share_ += weight * (std::clamp(share, 0.01, most_longer) - share_);
+  const double of_this = std::max(last_weight, 1 / (first_weight + ++shares_));
+  share_ += of_this * (std::clamp(share, 0.01, most_longer) - share_);
 }
 
 void DraftLength::time_guess(double seconds) {

@@ -20,6 +20,8 @@ class DraftLength {
   // where they are not.
   static constexpr double first_share = 0.5;
   static constexpr double untimed_share = 0.1;
+  /// With a larger share, an answer would draft nothing, and never measure it again.
+  static constexpr double most_known_share = 0.75;
   /// Above 0: all drafts have so many tokens, if there are as many. Tests set it, so that no test
   /// depends on time.
   static inline std::int64_t forced = 0;
@@ -35,11 +37,8 @@ class DraftLength {
   /// takes_back: a step of which some tokens are rejected is made again without them.
   /// guess_cost: the time in which a draft model drafts a token, in steps of one token, if nothing
   /// is timed.
-  DraftLength(bool timed, bool takes_back, double guess_cost)
-      : timed_(timed),
-        takes_back_(takes_back),
-        share_(timed ? first_share : untimed_share),
-        guess_(timed ? 0 : guess_cost) {}
+  /// known_share: what share() returned after an earlier answer of the same model; 0: unknown.
+  DraftLength(bool timed, bool takes_back, double guess_cost, double known_share = 0);
 
   /// Returns how many tokens of a draft to feed, from the first on; 0: none. tokens: the evidence
   /// for each. guessed: a draft model has taken its time for them.
@@ -57,6 +56,9 @@ class DraftLength {
   void time(std::int64_t tokens, double seconds);
   /// A draft model took so long for one token.
   void time_guess(double seconds);
+  /// Returns the share of a step's time that each further token takes, as far as it is known; 0: no
+  /// step of several tokens was timed.
+  double share() const { return shares_ > 0 ? share_ : 0; }
 
  private:
   static constexpr std::size_t matches = 4;        // lengths: 3, 4 to 6, 7 to 12, more
@@ -74,6 +76,7 @@ class DraftLength {
   bool timed_;
   bool takes_back_;
   double share_;
+  double shares_ = 0;          // that were timed, of earlier answers too
   double one_ = 0;             // seconds of a step of one token; 0: unknown
   double ones_ = 0;            // steps of one token
   double guess_;               // seconds of a guess, if timed; else steps of one token. 0: unknown
