@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/drafted_answer.h"
 #include "src/model/generate/draft_length.h"
 #include "src/session/own_codes.h"
 #include "src/session/past_tokens.h"
@@ -197,32 +198,10 @@ TEST(DraftLength, BeginsWithTheShareThatIsKnown) {
 /// this share of a step.
 double gain(std::span<const Token> text, std::span<const Token> prompt,
             std::span<const Token> answer, double share, double known_share = 0) {
-  PastTokens past(std::make_shared<const TokenIndex>(text), std::ssize(text));
-  past.set(0, prompt);
-  DraftLength length(true, false, 0, known_share);
-  double time = 0;
-  for (std::size_t at = 0; at + 1 < answer.size();) {
-    const std::int64_t own = past.own();
-    past.set(own, answer.subspan(at, 1));
-    TokenDraft draft;
-    past.draft(std::min<std::int64_t>(15, std::ssize(answer) - 2 - static_cast<std::int64_t>(at)),
-               draft);
-    const auto evidence = matched(draft.matched, std::ssize(draft.tokens));
-    const std::int64_t fed = length.choose(evidence, false);
-    const auto agree =
-        std::ranges::mismatch(draft.tokens, answer.subspan(at + 1)).in1 - draft.tokens.begin();
-    const std::int64_t accepted = std::min<std::int64_t>(fed, agree);
-    const double step = 1 + share * static_cast<double>(fed);
-    length.time(1 + fed, step);
-    if (!evidence.empty())
-      length.count(
-          std::span(evidence).first(static_cast<std::size_t>(std::max<std::int64_t>(1, fed))),
-          fed > 0 ? accepted : std::min<std::int64_t>(1, agree));
-    past.set(own, answer.subspan(at, static_cast<std::size_t>(1 + accepted)));
-    at += static_cast<std::size_t>(1 + accepted);
-    time += step;
-  }
-  return static_cast<double>(answer.size() - 1) / time;
+  const auto cost = [&](std::int64_t tokens) {
+    return 1 + share * static_cast<double>(tokens - 1);
+  };
+  return bench::draft_answer(text, prompt, answer, cost, known_share).gain();
 }
 
 TEST(DraftLength, GainsWhatTheCostOfStepsAllows) {
