@@ -136,7 +136,7 @@ TEST(CodeSums, BlocksOfLittleWeightStandForEachOther) {
       continue;
     }
     EXPECT_LT(read, 0.8 * tries * count / code_block) << order;
-    EXPECT_GT(off / expected, 0.4) << order;
+    EXPECT_GT(off / expected, 0.05) << order;  // few blocks with most of the weight may all be read
     EXPECT_LT(off / expected, 2.5) << order;
   }
 }
