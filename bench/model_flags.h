@@ -28,6 +28,7 @@ struct ModelFlags {
   std::string device = "cpu";
   std::string index = "exact";
   std::int64_t gpu_memory = 0;
+  std::int64_t device_rows = 0;  ///< RetrievalOptions::device_rows
   topkv::LoadOptions load;
   topkv::PrefillOptions prefill;
   std::optional<topkv::PrefillAttention> turns;  ///< RetrievalOptions::turns
@@ -45,6 +46,8 @@ inline ModelFlags model_flags(int argc, char** argv, std::vector<std::int64_t> u
       flags.device = argv[++i];
     } else if (is("--gpu-mem")) {
       flags.gpu_memory = number(argv[++i]) << 30;
+    } else if (is("--device-rows")) {
+      flags.device_rows = number(argv[++i]) << 30;
     } else if (is("--mem")) {
       flags.prefill.memory_budget = number(argv[++i]) << 30;
     } else if (is("--index")) {

@@ -4,8 +4,9 @@
 // layer, a row) and the codes once per token: their bytes are printed, for the data sheet's
 // bandwidth.
 //
-//   rates_bench [--device SPEC] [--gpu-mem GIB] [--mem GIB] [--index SPEC] [--weights FORMAT]
-//               [--kv-dtype TYPE] [--prefill window|dense] [model directory [tokens…]]
+//   rates_bench [--device SPEC] [--gpu-mem GIB] [--device-rows GIB] [--mem GIB] [--index SPEC]
+//               [--weights FORMAT] [--kv-dtype TYPE] [--prefill window|dense] [model directory
+//               [tokens…]]
 //
 // The device is the host unless named. Weights may be random (tools/make_random_checkpoint.py).
 #include <fmt/format.h>
@@ -52,7 +53,7 @@ int main(int argc, char** argv) try {
              "tokens", "prefill tok/s", "matmul/attend/other", "index s", "first token s",
              "decode tok/s", "ms/token", "search/attend/network ms", "of one key pass", "codes GiB",
              "rows GiB");
-  const topkv::RetrievalOptions options = {.index = flags.index};
+  const topkv::RetrievalOptions options = {.index = flags.index, .device_rows = flags.device_rows};
   for (const std::int64_t length : flags.lengths) {
     const auto tokens = bench::any_tokens(length, model.config().vocab_size);
     topkv::ForwardTimes times;

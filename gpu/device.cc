@@ -24,6 +24,7 @@
 #include "gpu/runtime/recording.h"
 #include "gpu/session/context_window.h"
 #include "gpu/session/decode.h"
+#include "gpu/session/row_copy.h"
 #include "gpu/session/step_workspaces.h"
 #include "src/core/math/convert.h"
 #include "src/core/threads/threads.h"
@@ -483,6 +484,18 @@ bool CudaDevice::selects(const AttentionShape& shape, std::int64_t entries) cons
 std::shared_ptr<const DeviceIndex> CudaDevice::keep_selection(const AttentionShape& shape,
                                                               std::span<const KeySummaries> heads) {
   return std::make_shared<const CudaSummaries>(*this, shape, heads);
+}
+
+std::shared_ptr<const RowCopy> CudaDevice::copy_rows(const AttentionShape& shape,
+                                                     const std::shared_ptr<const RowStore>& rows,
+                                                     std::span<const std::int64_t> layers,
+                                                     std::int64_t budget) {
+  const std::vector<std::int64_t> fit = layers_that_fit(*rows, shape, layers, budget);
+  if (fit.empty()) return nullptr;
+  const std::lock_guard one(row_copies_mutex_);
+  return row_copies_.get(
+      [&](const CudaRowCopy& copy) { return copy.suits(*rows, fit); },
+      [&] { return std::make_shared<const CudaRowCopy>(*this, shape, rows, fit); });
 }
 
 DecodeBackend CudaDevice::decode_backend(const SessionShape& shape) {

@@ -32,6 +32,7 @@
 namespace topkv::gpu {
 
 class ContextWindow;
+class CudaRowCopy;
 class StepWorkspaces;
 
 /// Implements ComputeDevice.
@@ -151,6 +152,10 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   bool selects(const AttentionShape& shape, std::int64_t entries) const override;
   std::shared_ptr<const DeviceIndex> keep_selection(const AttentionShape& shape,
                                                     std::span<const KeySummaries> heads) override;
+  std::shared_ptr<const RowCopy> copy_rows(const AttentionShape& shape,
+                                           const std::shared_ptr<const RowStore>& rows,
+                                           std::span<const std::int64_t> layers,
+                                           std::int64_t budget) override;
   DecodeBackend decode_backend(const SessionShape& shape) override;
 
  private:
@@ -182,6 +187,8 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   Event merged_;  // orders results for a caller's stream
   SharedList<const ContextWindow> windows_;
   SharedList<StepWorkspaces> workspaces_;
+  std::mutex row_copies_mutex_;  // guards row_copies_, and is held while one is made
+  SharedList<const CudaRowCopy> row_copies_;
 };
 
 }  // namespace topkv::gpu

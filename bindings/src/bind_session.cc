@@ -22,16 +22,14 @@ TopK parse_k(const py::object& k) {
   return TopK::per_layer(integers_of(k, "k"));
 }
 
-std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object& device,
-                                    const std::string& index, const std::string& tail,
-                                    const py::object& k, std::optional<double> mass,
-                                    std::optional<double> error, const std::string& select_by,
-                                    std::int64_t dense_layers, std::int64_t window,
-                                    std::int64_t sinks, std::int64_t capacity, bool measure_recall,
-                                    std::int64_t memory_budget, bool host_search,
-                                    const std::optional<std::string>& turns,
-                                    std::int64_t turn_window, std::int64_t turn_keys,
-                                    std::optional<std::int64_t> turn_least, double turn_mass) {
+std::unique_ptr<SessionHandle> make(
+    const ContextPtr& context, const py::object& device, const std::string& index,
+    const std::string& tail, const py::object& k, std::optional<double> mass,
+    std::optional<double> error, const std::string& select_by, std::int64_t dense_layers,
+    std::int64_t window, std::int64_t sinks, std::int64_t capacity, bool measure_recall,
+    std::int64_t memory_budget, bool host_search, std::int64_t device_rows,
+    const std::optional<std::string>& turns, std::int64_t turn_window, std::int64_t turn_keys,
+    std::optional<std::int64_t> turn_least, double turn_mass) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .host_search = host_search,
@@ -44,6 +42,7 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                               .sinks = sinks,
                               .capacity = capacity,
                               .memory_budget = memory_budget,
+                              .device_rows = device_rows,
                               .measure_recall = measure_recall};
   if (turns)
     options.turns =
@@ -127,6 +126,8 @@ void bind_session(py::module_& module) {
                     "now.")
       .def_readonly("coded_bytes", &SessionStats::coded_bytes,
                     "Bytes of these codes in host memory.")
+      .def_readonly("device_row_bytes", &SessionStats::device_row_bytes,
+                    "Device memory of rows of the context, which sessions may share.")
       .def_readonly(
           "device_index_bytes", &SessionStats::device_index_bytes,
           "Bytes of codes or key summaries in the device's memory. The context's are counted for "
@@ -225,6 +226,9 @@ void bind_session(py::module_& module) {
       "memory_budget: bytes that their rows may take; 0: the free memory.\n\n"
       "host_search: the host searches although a CUDA device could; codes and key summaries take "
       "no device memory.\n\n"
+      "device_rows: the most bytes of a CUDA device's memory that rows of the context may take. "
+      "The "
+      "device attends those that a scan of codes finds there, which takes less time.\n\n"
       "turns: how steps of 256 tokens or more are read: \"dense\", \"sparse\" or \"auto\", as a "
       "prefill of this mode reads text, with these `sinks`; None: each token finds rows for "
       "itself. turn_window, turn_keys, turn_least, turn_mass: as window, prefill_keys, "
@@ -239,8 +243,8 @@ void bind_session(py::module_& module) {
            py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
            py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("capacity") = 16384,
            py::arg("measure_recall") = false, py::arg("memory_budget") = 0,
-           py::arg("host_search") = false, py::arg("turns") = py::none(),
-           py::arg("turn_window") = PrefillAttention().window,
+           py::arg("host_search") = false, py::arg("device_rows") = 0,
+           py::arg("turns") = py::none(), py::arg("turn_window") = PrefillAttention().window,
            py::arg("turn_keys") = PrefillAttention().keys, py::arg("turn_least") = py::none(),
            py::arg("turn_mass") = PrefillAttention().mass)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),

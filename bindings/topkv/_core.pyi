@@ -580,6 +580,8 @@ class SessionStats:
     @property
     def coded_bytes(self) -> int: ...
     @property
+    def device_row_bytes(self) -> int: ...
+    @property
     def device_index_bytes(self) -> int: ...
     @property
     def exact_rows(self) -> int: ...
@@ -650,6 +652,7 @@ class Session:
         measure_recall: bool = False,
         memory_budget: int = 0,
         host_search: bool = False,
+        device_rows: int = 0,
         turns: str | None = None,
         turn_window: int = 1024,
         turn_keys: int = 8192,

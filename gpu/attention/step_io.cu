@@ -7,7 +7,7 @@
 namespace topkv::gpu {
 namespace {
 
-__global__ void __launch_bounds__(block) take_kernel(StepInput input) {
+__global__ void __launch_bounds__(block) take_kernel(const __grid_constant__ StepInput input) {
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block;
   for (int form = 0; form < input.forms; ++form) {
@@ -41,6 +41,7 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, const Parti
     return part.out != nullptr ? part.lse[head] : -INFINITY;
   };
   const float found_lse = lse_of(found);
+  const float listed_lse = lse_of(parts.listed);
   const float before = exact.lse[head];
   Weights tails{1.0F, 0.0F, lse_of(context.estimate)};
   Weights rare{1.0F, 0.0F, lse_of(context.exact)};
@@ -57,6 +58,7 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, const Parti
     float resident[at_once];
     float few[at_once];
     float theirs[at_once];
+    float near[at_once];
     float estimated[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
@@ -65,6 +67,7 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, const Parti
         return part.out != nullptr && d < head_dim ? part.out[head * head_dim + d] : 0.0F;
       };
       theirs[i] = value(found);
+      near[i] = value(parts.listed);
       resident[i] = value(exact);
       few[i] = value(context.exact);
       estimated[i] = value(context.estimate);
@@ -75,14 +78,16 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, const Parti
         estimated[i] = tails.before * estimated[i] + tails.now * other;
       }
     }
-    const Weights here = merge_weights(before, rare.lse);
+    const Weights beside = merge_weights(before, rare.lse);
+    const Weights here = merge_weights(beside.lse, listed_lse);
     const Weights some = merge_weights(here.lse, found_lse);
     all = merge_weights(some.lse, tails.lse);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
       if (d >= head_dim) break;
-      float x = here.before * resident[i] + here.now * few[i];
+      float x = beside.before * resident[i] + beside.now * few[i];
+      x = here.before * x + here.now * near[i];
       x = all.before * (some.before * x + some.now * theirs[i]) + all.now * estimated[i];
       to.out[head * head_dim + d] = x;
       size += x * x;

@@ -38,7 +38,8 @@ void copy_in(const StepInput& input, cudaStream_t stream);
 /// The partials of all heads of a step. A null `out` means no such partial.
 struct StepParts {
   PartialView exact;
-  PartialView found;  ///< in page-locked memory
+  PartialView found;   ///< in page-locked memory
+  PartialView listed;  ///< over rows found that the device has attended
   /// The results of scans over codes; exact: over rare rows. The host's tail, in page-locked
   /// memory, has the place of the context's.
   TailParts of_context, of_own;

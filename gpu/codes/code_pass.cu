@@ -460,6 +460,7 @@ int scan_splits(const CodeScan& scan) {
     TOPKV_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, pass_threads, bytes));
   });
   allow_attend_rare(scan.head_dim);
+  allow_attend_listed(scan.head_dim);
   return std::clamp(processors * blocks / scan.kv_heads, 1, most_splits);
 }
 

@@ -1,6 +1,7 @@
 // Attention over rare rows, which codes stand for badly.
 #include <cmath>
 
+#include "gpu/codes/code_merge.cuh"
 #include "gpu/codes/code_score.cuh"
 #include "gpu/codes/code_stages.h"
 #include "gpu/runtime/kernel_parts.cuh"
@@ -22,48 +23,6 @@ struct RareTile {
   float high[code_group], mass[code_group], before[code_group];
   float sums[slices][code_group][D];
 };
-
-/// The last block of a head step that comes here writes what all of them found.
-__device__ void merge_parts(const CodeScan& scan, int head_step) {
-  __shared__ bool last;
-  __shared__ float factor[code_group][scan_rare_parts];
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % warp;
-  __threadfence();
-  __syncthreads();
-  if (thread == 0) {
-    last = atomicAdd(scan.rare_arrived + head_step, 1) + 1 == scan_rare_parts;
-    if (last) scan.rare_arrived[head_step] = 0;
-  }
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  const int heads = scan.head_steps() * scan.group;
-  const int first = head_step * scan.group;  // among all heads
-  const PartialView& to = scan.token[head_step / scan.kv_heads].parts.exact;
-  const int row = head_step % scan.kv_heads * scan.group;  // among the token's heads
-  static_assert(scan_rare_parts <= warp, "a lane weighs a part");
-  for (int g = thread / warp; g < scan.group; g += threads / warp) {
-    const float lse =
-        lane < scan_rare_parts ? __ldcg(scan.parts.lse + lane * heads + first + g) : -INFINITY;
-    const float high = warp_max(lse);
-    const float weight = lse == -INFINITY ? 0.0F : expf(lse - high);
-    const float sum = warp_sum(weight);
-    if (lane < scan_rare_parts) factor[g][lane] = sum > 0 ? weight / sum : 0.0F;
-    if (lane == 0) to.lse[row + g] = sum > 0 ? high + logf(sum) : -INFINITY;
-  }
-  __syncthreads();
-  const int dim = scan.head_dim;
-  for (int i = thread; i < scan.group * dim; i += threads) {
-    const int g = i / dim;
-    const float* from = scan.parts.out + first * dim + i;
-    float x = 0;
-#pragma unroll
-    for (int part = 0; part < scan_rare_parts; ++part)
-      x += factor[g][part] * __ldcg(from + static_cast<std::int64_t>(part) * heads * dim);
-    to.out[row * dim + i] = x;
-  }
-}
 
 /// One part of a KV head's rare rows for a token, for all heads of the group, and of each form of
 /// its query what that meets, a tile at a time: D / 32 threads score a row, then a slice of the
@@ -214,7 +173,8 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
     if (d < dim) scan.parts.out[at * dim + d] = mass > 0 ? x / mass : 0.0F;
     if (d == 0) scan.parts.lse[at] = mass > 0 ? tile.high[g] + logf(mass) : -INFINITY;
   }
-  merge_parts(scan, head_step);
+  merge_parts<scan_rare_parts, threads>(scan, head_step, scan.parts, scan.rare_arrived,
+                                        scan.token[head_step / scan.kv_heads].parts.exact);
   wait_for_previous_kernel();  // for whoever waits for this one
 }
 

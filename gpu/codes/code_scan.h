@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "gpu/attention/attention.h"
+#include "gpu/attention/row_blocks.h"
 #include "gpu/attention/step_io.h"
 #include "src/attention/query_forms.h"
 
@@ -13,6 +14,8 @@ namespace topkv::gpu {
 inline constexpr int scan_heads = 64;          // the most KV heads in a scan, over all its tokens
 inline constexpr int scan_batch = 8;           // the most tokens of a scan
 inline constexpr int scan_rare_parts = 16;     // partials over the rare rows of a KV head
+inline constexpr int scan_listed_parts = 32;   // partials over the listed rows of a KV head
+inline constexpr int most_listed = 4096;       // rows of a KV head that the device attends
 inline constexpr int scan_lists = 8;           // the most lists of a KV head
 inline constexpr int scan_sample_units = 512;  // code units in the sample of a head
 
@@ -26,6 +29,20 @@ struct ScanRange {
 /// Where the rows that one form of a query meets begin, as a ScanRange counts them.
 struct ScanBorder {
   int begin, rare_begin;
+};
+
+/// The rows of a layer in device memory, as they are stored, for attention over those that a scan
+/// lists. Null keys: the host attends them.
+struct ListedRows {
+  const std::byte* keys = nullptr;  // [kv_heads], head_bytes each; likewise values
+  const std::byte* values = nullptr;
+  std::int64_t head_bytes = 0;
+  std::int64_t key_bytes = 0, value_bytes = 0;  // of one vector
+  DType key_type = DType::bf16, value_type = DType::bf16;
+  StoredKeys stored;
+  int form_begin[query_forms - 1] = {};  // of forms but the last: the first position each meets
+  PartialView to;                        // [kv_heads * group] heads, in device memory
+  double* attended = nullptr;            // added to: the rows
 };
 
 /// The scale of a query head's scores, in units of log2, from prepare_queries. The score of a key
@@ -97,6 +114,12 @@ struct CodeScan {
   PartialView parts;            // [scan_rare_parts][head_steps * group] heads: rare rows
   int* rare_arrived = nullptr;  // [head_steps]: blocks; 0 before a scan and after it
 
+  // With listed_rows the scan has one token, one list of at most most_listed rows, and `found` in
+  // device memory.
+  ListedRows listed_rows;
+  PartialView listed_parts;       // [scan_listed_parts][kv_heads * group] heads
+  int* listed_arrived = nullptr;  // [kv_heads]: blocks; 0 before a scan and after it
+
   __host__ __device__ int head_steps() const { return tokens * kv_heads; }
   __host__ __device__ int form_steps() const { return forms * head_steps(); }
   __host__ __device__ int form_step(int form, int head_step) const {
@@ -129,14 +152,13 @@ int scan_splits(const CodeScan& scan);
 /// launch of its own and takes one step. Asynchronous.
 void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t stream);
 
-/// Runs the pass over the codes. Call it after prepare_queries. It writes `found`: the `wanted`
-/// rows with the best scores for each query head. A sample of the codes decides how many rows pass;
-/// with no more codes than the sample has, the number is exact. Rows arrive in any order, and
-/// lengths last. Readers know that a row has arrived because its place no longer holds the value
-/// from before. Then it writes parts.exact, the attention over rare rows. If a tail is wanted, it
-/// also writes parts.estimate and parts.noise for all rows in the ranges that are neither rare nor
-/// found.
-/// Asynchronous.
+/// Runs the pass over the codes, and attends the rows found if listed_rows has keys. Call it after
+/// prepare_queries. It writes `found`: the `wanted` rows with the best scores for each query head.
+/// A sample of the codes decides how many rows pass; with no more codes than the sample has, the
+/// number is exact. Rows arrive in any order, and lengths last. Readers know that a row has arrived
+/// because its place no longer holds the value from before. Then it writes parts.exact, the
+/// attention over rare rows. If a tail is wanted, it also writes parts.estimate and parts.noise for
+/// all rows in the ranges that are neither rare nor found. Asynchronous.
 void list_rows(const CodeScan& scan, cudaStream_t stream);
 
 /// Codes of one head in device memory, still in the layout of the host.

@@ -61,6 +61,11 @@ void for_dims(int head_dim, const Use& use) {
 /// Reads all codes once. Writes the rows found, and the sums and masses of the other rows.
 void pass_codes(const CodeScan& scan, cudaStream_t stream);
 
+/// Attends the rows that the pass has listed, and writes listed_rows.to.
+void attend_listed(const CodeScan& scan, cudaStream_t stream);
+/// Prepares attend_listed on the current device. Call it once, before the first such scan.
+void allow_attend_listed(int head_dim);
+
 /// Reads sums, masses, scores and plans. Writes estimate and noise.
 void estimate_rest(const CodeScan& scan, cudaStream_t stream);
 

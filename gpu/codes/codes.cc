@@ -70,8 +70,8 @@ struct CudaCodes::Layout {
   int key_bytes, value_bytes;
   std::int64_t head_bytes, rare_slots, unit_slots;
   std::vector<Layer> layers;  // those without codes have no bytes
-  std::int64_t coefficients, scales, plans, maxima, count, arrived, rare_arrived, sums, masses,
-      outs, lses, bytes;
+  std::int64_t coefficients, scales, plans, maxima, count, arrived, rare_arrived, listed_arrived,
+      sums, masses, outs, lses, listed_outs, listed_lses, bytes;
   std::int64_t scores;  // of a scan; before there is one, a head's codes on their way
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
@@ -110,10 +110,13 @@ struct CudaCodes::Layout {
     count = pieces.place(scan_lists * head_steps * std::int64_t{sizeof(int)});
     arrived = pieces.place(head_steps * std::int64_t{sizeof(int)});
     rare_arrived = pieces.place(head_steps * std::int64_t{sizeof(int)});
+    listed_arrived = pieces.place(heads * std::int64_t{sizeof(int)});
     sums = pieces.place(blocks * code_group * sum_axes(value_bytes) * f32);
     masses = pieces.place(blocks * code_group * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);
     lses = pieces.place(partials * f32);
+    listed_outs = pieces.place(scan_listed_parts * shape.q_heads * shape.head_dim * f32);
+    listed_lses = pieces.place(scan_listed_parts * shape.q_heads * f32);
     bytes = pieces.used();
   }
 };
@@ -161,10 +164,12 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
           *layout_);
   }
   const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.kv_heads), 0);
-  for (const std::int64_t counts : {layout_->arrived, layout_->rare_arrived}) {
-    work.copy_in(none.data(), std::ssize(none) * std::int64_t{sizeof(int)},
-                 memory_.data() + counts);
-  }
+  const auto clear = [&](std::int64_t counts, std::int64_t count) {
+    work.copy_in(none.data(), count * std::int64_t{sizeof(int)}, memory_.data() + counts);
+  };
+  clear(layout_->arrived, std::ssize(none));
+  clear(layout_->rare_arrived, std::ssize(none));
+  clear(layout_->listed_arrived, shape.kv_heads);
   work.wait();
 }
 
@@ -288,6 +293,8 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.sums = at<float>(layout.sums);
   scan.masses = at<float2>(layout.masses);
   scan.parts = {at<float>(layout.outs), at<float>(layout.lses)};
+  scan.listed_parts = {at<float>(layout.listed_outs), at<float>(layout.listed_lses)};
+  scan.listed_arrived = at<int>(layout.listed_arrived);
   return scan;
 }
 

@@ -24,11 +24,15 @@ ScanLayout::ScanLayout(const SessionShape& shape, std::int64_t most_rows) {
   rare = device.place(heads * (a.head_dim + 1) * f32);
   estimate = device.place(heads * (a.head_dim + 1) * f32);
   noise = device.place(heads * std::int64_t{sizeof(TailNoise)});
-  device_bytes = device.used();
   kv_heads = a.kv_heads;
   group = a.group();
   max_tokens = shape.max_tokens;
   this->most_rows = most_rows;
+  if (shape.row_copy) {
+    listed = device.place(a.q_heads * (a.head_dim + 1) * f32);
+    device_lists = device.place(kv_heads * list_bytes(most_listed));
+  }
+  device_bytes = device.used();
   const std::int64_t usual = std::min(shape.usual_rows, most_rows);
   const bool twice = kv_heads * 2 > most_lists || group * usual > many_rows;
   lists = std::clamp<std::int64_t>((twice ? 2 : 1) * most_lists / kv_heads, 1, scan_lists);
@@ -41,6 +45,10 @@ std::int64_t ScanLayout::list_rows(std::int64_t rows) const {
   // Heads want different rows, and a sample tells the threshold roughly. What does not fit stays in
   // the tail.
   return std::min(most_rows, 4 * group * std::min(rows, most_rows) / lists + 256);
+}
+
+std::int64_t ScanLayout::listed_rows(std::int64_t rows) const {
+  return std::min(most_rows, 4 * group * std::min(rows, most_rows) + 256);
 }
 
 std::int64_t ScanLayout::scan_tokens(std::int64_t rows) const {
@@ -97,6 +105,23 @@ bool ScanWorkspace::add_token(const CudaCodes& codes, const CodeScanner::Scan& w
   for (std::int64_t form = 0; form < passes.size(); ++form)
     token.query[form] = passes[form].queries(step) + before * d;
   return true;
+}
+
+void ScanWorkspace::attend_listed(ListedRows rows, const CodeScanner::Scan& wanted,
+                                  CodeScan& scan) const {
+  rows.to = listed();
+  for (std::int64_t form = 0; form + 1 < wanted.passes.size(); ++form)
+    rows.form_begin[form] = static_cast<int>(wanted.passes[form].sees.begin);
+  scan.listed_rows = rows;
+  scan.lists = 1;
+  scan.capacity = static_cast<int>(layout_.listed_rows(wanted.rows));
+  scan.token[0].found = reinterpret_cast<int*>(device_ + layout_.device_lists);
+}
+
+PartialView ScanWorkspace::listed() const {
+  auto* out = reinterpret_cast<float*>(device_ + layout_.listed);
+  return {out, out + attention_.q_heads * attention_.head_dim, attention_.q_heads,
+          attention_.head_dim};
 }
 
 TailParts ScanWorkspace::given(bool tail) const {

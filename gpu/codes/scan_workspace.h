@@ -24,10 +24,12 @@ struct ScanLayout {
   std::int64_t scan_tokens(std::int64_t rows) const;
   /// The bytes of a token's lists in a scan for `rows` rows of each query head.
   std::int64_t token_bytes(std::int64_t rows) const;
+  /// The capacity of the one list of a KV head whose rows the device attends.
+  std::int64_t listed_rows(std::int64_t rows) const;
 
   std::int64_t lists = 0;  // for each token and KV head
   std::int64_t kv_heads = 0, group = 0, most_rows = 0, max_tokens = 0;
-  std::int64_t rare = 0, estimate = 0, noise = 0, device_bytes = 0;
+  std::int64_t rare = 0, estimate = 0, noise = 0, listed = 0, device_lists = 0, device_bytes = 0;
   std::int64_t host_bytes = 0;
 
   bool operator==(const ScanLayout&) const = default;
@@ -56,6 +58,12 @@ class ScanWorkspace {
   /// The partials of the scans for the tokens of a step; exact: over rare rows. tail: whether the
   /// scans estimate the tail.
   TailParts given(bool tail) const;
+
+  /// Has the device attend the rows that a scan of one token finds, in place of the host.
+  /// rows: of the scan's layer; the rest of it is set here.
+  void attend_listed(ListedRows rows, const CodeScanner::Scan& wanted, CodeScan& scan) const;
+  /// The partial that attend_listed gives.
+  PartialView listed() const;
 
   /// The list: its length, or not_listed while the device still adds rows, then the rows.
   int* list(const CodeScanner::List& list) const;

@@ -119,12 +119,26 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
   }
 
   /// The workspace stays: other threads still work there, and steps that go ahead mostly follow.
-  void finish_async(const AttentionStep& given) override {
+  void finish_async(const AttentionStep& given, bool host_attends) override {
     StepParts all = parts();
-    all.found = step_.found();
-    all.ready = step_.host<int>(step_.layout().host_ready);
-    all.turn = step_.id;
+    if (host_attends) {
+      all.found = step_.found();
+      all.ready = step_.host<int>(step_.layout().host_ready);
+      all.turn = step_.id;
+    }
     finish(given, all);
+  }
+
+  std::int64_t rows_attended() const override {
+    const std::int64_t layers = step_.attention.layers;
+    std::vector<double> sums(static_cast<std::size_t>(layers * CudaStep::figures_of_layer));
+    TOPKV_CUDA(cudaMemcpyAsync(sums.data(), step_.figures, sums.size() * sizeof(double),
+                               cudaMemcpyDeviceToHost, step_.compute));
+    step_.compute.synchronize();
+    double rows = 0;
+    for (std::int64_t l = 0; l < layers; ++l)
+      rows += sums[static_cast<std::size_t>(l * CudaStep::figures_of_layer + 2)];
+    return static_cast<std::int64_t>(rows);
   }
 
   void release_abandoned_waiters() override { step_.progress.release_abandoned_waiters(); }
@@ -141,6 +155,7 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
     all.exact = step_.exact();
     all.of_context = step_.of_context;
     all.of_own = step_.of_own;
+    all.listed = step_.listed;
     all.sums = step_.sums;
     return all;
   }

@@ -55,6 +55,11 @@ void CudaScanner::scan(std::int64_t layer, std::span<const Scan> parts) {
   }
 }
 
+bool CudaScanner::attends_found(std::int64_t layer, std::int64_t rows) const {
+  return step_.shape.row_copy && step_.shape.row_copy->has(layer) &&
+         step_.workspaces->layout().scan.listed_rows(rows) <= most_listed;
+}
+
 std::int64_t CudaScanner::scan_tokens(std::int64_t rows) const {
   return step_.layout().scan.scan_tokens(rows);
 }
@@ -71,7 +76,9 @@ void CudaScanner::begin_lists(std::int64_t layer, const Scan& wanted) {
     if (own) step_.of_own = step_.own->workspace.given(wanted.tail);
     if (wanted.tail) step_.sums = step_.figures_of(layer);
   }
-  step_.lists_unread += (own ? 2 : 1) * std::ssize(wanted.allowed) * lists();
+  if (wanted.attend_found) step_.listed = step_.workspace->scan.listed();
+  step_.lists_unread +=
+      ((own ? 1 : 0) + (wanted.attend_found ? 0 : 1)) * std::ssize(wanted.allowed) * lists();
 }
 
 /// Begins scans over codes, each for as many tokens as one scan takes. own: of the session's own
@@ -96,9 +103,11 @@ void CudaScanner::scan_for(const CudaCodes& codes, std::int64_t layer, std::span
         const std::int64_t first = own ? of.shape.context_tokens : 0;
         return workspace.add_token(codes, part, {ranges, first}, i, of.given, scan);
       };
-      if (add()) continue;
-      find();
-      add();
+      if (!add()) {
+        find();
+        add();
+      }
+      if (part.attend_found && !own) workspace.attend_listed(of.rows_to_attend(layer), part, scan);
     }
   }
   find();

@@ -20,6 +20,7 @@ class CudaScanner final : public CodeScanner {
 
   void scan(std::int64_t layer, std::span<const Scan> parts) override;
   std::int64_t scan_tokens(std::int64_t rows) const override;
+  bool attends_found(std::int64_t layer, std::int64_t rows) const override;
   void scan_own(std::shared_ptr<const DeviceIndex> codes) override;
   TailParts scanned() override;
   void drain_list(const List& list, Wait wait, ArrivingRows& rows) override;

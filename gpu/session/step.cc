@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "gpu/device.h"
+#include "gpu/session/context_window.h"
+#include "gpu/session/row_copy.h"
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {
@@ -24,7 +26,8 @@ CudaStep::CudaStep(CudaDevice& of, const SessionShape& session,
       compute(of.compute_stream()),
       shape(session),
       attention(shape.attention),
-      workspaces(std::move(places)) {}
+      workspaces(std::move(places)),
+      context_window(device.context_window(shape)) {}
 
 void CudaStep::begin(const AttentionStep& step, std::int64_t first, const ChunkPasses& met) {
   // The workspace of a step that went ahead is left for a larger one when all its lists have been
@@ -39,6 +42,7 @@ void CudaStep::begin(const AttentionStep& step, std::int64_t first, const ChunkP
   copied_by_scan = false;
   of_context = {};
   of_own = {};
+  listed = {};
   sums = nullptr;
   layer_heads = heads_of(attention, step.layer);
   queries = {at<__nv_bfloat16>(layout().queries), given.tokens, attention.q_heads,
@@ -116,6 +120,13 @@ StepInput CudaStep::input() const {
   input.taken = host<int>(layout().host_taken);
   input.turn = id;
   return input;
+}
+
+ListedRows CudaStep::rows_to_attend(std::int64_t layer) const {
+  ListedRows rows = static_cast<const CudaRowCopy&>(*shape.row_copy).rows(layer);
+  rows.stored = context_window->stored_keys(layer);
+  rows.attended = figures_of(layer) + 2;
+  return rows;
 }
 
 std::int64_t CudaStep::figures_bytes(const SessionShape& shape) {

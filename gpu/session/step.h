@@ -19,6 +19,7 @@
 
 namespace topkv::gpu {
 
+class ContextWindow;
 class CudaDevice;
 
 /// Scans over codes of a session's own rows, beside the scans of the context.
@@ -85,10 +86,14 @@ struct CudaStep {
   /// Returns the values that the host wants of a step, and the queries as kernels want them.
   StepInput input() const;
 
+  /// Returns a layer's rows in device memory, and where those that are attended are counted.
+  ListedRows rows_to_attend(std::int64_t layer) const;
+
   static std::int64_t figures_bytes(const SessionShape& shape);
-  /// Returns a layer's sums of a tail's figures: exact_mass, error.
+  /// Returns a layer's sums: of a tail's figures exact_mass and error, then the rows that the
+  /// device has attended of those that scans found, over KV heads.
   double* figures_of(std::int64_t layer) const { return figures + layer * figures_of_layer; }
-  static constexpr std::int64_t figures_of_layer = 2;
+  static constexpr std::int64_t figures_of_layer = 3;
 
   CudaDevice& device;
   const Stream& compute;
@@ -96,7 +101,8 @@ struct CudaStep {
   const AttentionShape& attention;
   std::shared_ptr<StepWorkspaces> workspaces;
   std::unique_ptr<StepWorkspace> workspace;  // of this step, and of steps that have gone ahead
-  std::unique_ptr<OwnScan> own;              // null: the session's own rows have no codes
+  std::shared_ptr<const ContextWindow> context_window;  // whose keys' channels and bias it knows
+  std::unique_ptr<OwnScan> own;  // null: the session's own rows have no codes
   double* figures = nullptr;
   ScanProgress progress;
   std::atomic<std::int64_t> lists_unread = 0;
@@ -109,6 +115,7 @@ struct CudaStep {
   int id = 0;                        // in its workspace
   bool copied_by_scan = false;       // the scan gives the host its copies
   TailParts of_context, of_own;      // partials of scans, or of the host's tail
+  PartialView listed;                // over rows that a scan found and the device attends
   double* sums = nullptr;            // where the figures of a tail are summed up; null: no tail
 };
 

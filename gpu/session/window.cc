@@ -10,8 +10,7 @@
 namespace topkv::gpu {
 
 CudaWindow::CudaWindow(CudaStep& step, std::byte* memory)
-    : step_(step),
-      resident_(step.device, step.shape, step.device.context_window(step.shape), memory) {}
+    : step_(step), resident_(step.device, step.shape, step.context_window, memory) {}
 
 void CudaWindow::load(std::int64_t first_layer, std::span<const RowSpan> rows) {
   step_.leave();  // of one that failed

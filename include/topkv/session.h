@@ -212,6 +212,20 @@ struct RetrievalOptions {
   /// Bytes that rows of `capacity` tokens may take; 0 means the memory that the machine has free.
   /// Checked when the session is made.
   std::int64_t memory_budget = 0;
+  /// The most bytes of a CUDA device's memory that rows of the context may take. 0: the rows stay
+  /// in host memory alone.
+  ///
+  /// The rows of the first layers that fit are copied to the device, as they are stored. The device
+  /// itself attends the rows that a scan of one token finds in these layers, and does not wait for
+  /// the host. The results differ from the host's by rounding. All other steps attend rows on the
+  /// host: steps of several tokens or sessions, and scans that may list more than 4,096 rows of a KV
+  /// head. A scan may list 4 k rows for each query head of the group, and 256 more.
+  ///
+  /// Sessions over one context that have rows of the same layers share them. The first such session
+  /// copies them, and throws OutOfMemory if the device has no room for them. They stay until the
+  /// last such session ends. Refused unless the device is CUDA and codes are scanned without `mass`
+  /// and `error`.
+  std::int64_t device_rows = 0;
   /// Compares every search with exact search, for SessionStats::exact_rows and the members behind
   /// it. Steps are slower.
   bool measure_recall = false;
@@ -307,6 +321,9 @@ struct SessionStats {
   /// Memory of a CUDA device that codes or key summaries take. The context's part is there once for
   /// all sessions over it.
   std::int64_t device_index_bytes = 0;
+  /// Memory of a CUDA device that rows of the context take (RetrievalOptions::device_rows). It is
+  /// there once for all sessions that share it.
+  std::int64_t device_row_bytes = 0;
   /// With measure_recall: rows of the context that exact search found. In a scan that a rule asked
   /// for, exact search looks for the number of rows that the rule asked for.
   std::int64_t exact_rows = 0;

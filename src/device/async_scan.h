@@ -29,8 +29,13 @@ class AsyncScan {
   /// Says that the partial of a step that goes ahead lies in host_partial_buffer().
   virtual void publish_partial(int id) = 0;
   /// Ends the step as DecodeInputs::finish does with host_partial_buffer() as the host's partial,
-  /// enqueued before that buffer holds the partial. The caller holds the device's lock.
-  virtual void finish_async(const AttentionStep& step) = 0;
+  /// enqueued before that buffer holds the partial. host_attends: false if there is no such
+  /// partial, and publish_partial is not called. The caller holds the device's lock.
+  virtual void finish_async(const AttentionStep& step, bool host_attends) = 0;
+  /// Returns the rows that the device itself has attended of those that scans found
+  /// (CodeScanner::Scan::attend_found), over layers and KV heads. Waits for the steps. The caller
+  /// holds the device's lock.
+  virtual std::int64_t rows_attended() const = 0;
   /// Releases threads that wait with Wait::spin when there is nothing left to wait for: their
   /// calls then throw. Throws when the device no longer works.
   virtual void release_abandoned_waiters() = 0;

@@ -36,6 +36,9 @@ class CodeScanner {
     std::span<const PositionRange> own = {};
     std::int64_t rows = 0;  ///< rows wanted for each query head, of either kind, 1 to most_rows
     bool tail = true;       ///< whether it estimates the attention over rows it does not find
+    /// The device attends the rows of the context that it finds: there are no lists of them.
+    /// REQUIRES: attends_found.
+    bool attend_found = false;
     /// What the step's queries meet, as in DecodeInputs::begin. With several there is one token,
     /// and its rows are found among all positions together.
     ChunkPasses passes = {};
@@ -50,6 +53,10 @@ class CodeScanner {
   virtual void scan(std::int64_t layer, std::span<const Scan> parts) = 0;
   /// Returns the most tokens of one scan that is asked for `rows` rows.
   virtual std::int64_t scan_tokens(std::int64_t rows) const = 0;
+
+  /// Returns whether the device can attend the rows of the context that a scan of one token for
+  /// `rows` rows finds in a layer, in a step that goes ahead.
+  virtual bool attends_found(std::int64_t /*layer*/, std::int64_t /*rows*/) const { return false; }
 
   /// Sets codes of the session's own rows, from the first row on. Later scans read them beside the
   /// context's. Waits for work that has begun. Throws OutOfMemory, and is then as it was.

@@ -344,6 +344,20 @@ class ComputeDevice : public DeviceSizes {
     return nullptr;
   }
 
+  /// Copies rows of a context to the device, as they are stored: of the first of `layers`
+  /// (ascending, with rows of their own) whose rows take at most `budget` bytes together. Sessions
+  /// that ask for the same layers share a copy. Null: no layer's rows fit, or the device attends no
+  /// rows that scans find.
+  ///
+  /// It locks the device as keep_codes does. Throws OutOfMemory when the device has less room than
+  /// the budget's layers take.
+  virtual std::shared_ptr<const RowCopy> copy_rows(const AttentionShape& /*shape*/,
+                                                   const std::shared_ptr<const RowStore>& /*rows*/,
+                                                   std::span<const std::int64_t> /*layers*/,
+                                                   std::int64_t /*budget*/) {
+    return nullptr;
+  }
+
   /// Makes the device's side of a session's decode step.
   virtual DecodeBackend decode_backend(const SessionShape& shape) = 0;
 };

@@ -6,6 +6,7 @@
 
 #include "src/attention/block_attention.h"
 #include "src/device/device_index.h"
+#include "src/device/row_copy.h"
 #include "src/store/row_store.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
@@ -31,6 +32,9 @@ struct SessionShape {
   /// The device's copy of the context's index, by which the device scans or chooses entries. Null:
   /// the device does neither.
   std::shared_ptr<const DeviceIndex> index = {};
+  /// Rows of the context in the device's memory, which it attends in steps that go ahead. Null:
+  /// none.
+  std::shared_ptr<const RowCopy> row_copy = {};
   std::int64_t most_rows = 0;     ///< the most rows that any scan is asked for, for each query head
   std::int64_t usual_rows = 0;    ///< the rows that a first scan is asked for, for each query head
   std::int64_t most_entries = 0;  ///< the most entries that are chosen for a head

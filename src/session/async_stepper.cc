@@ -132,10 +132,13 @@ void AsyncStepper::step(Step& step) {
   const std::int64_t layer = step.layer();
   const Clock::time_point start_time = Clock::now();
   start();
+  std::int64_t lists = 0;  // that the host attends
   {
     const auto lock = session_.device.compute()->lock();
     step.passes = ChunkPasses(session_.shape, step.tensors, session_.position(layer));
     begin_step(step);
+    step.device_attends =
+        session_.backend.scanner->attends_found(layer, session_.schedule.first(layer));
     scan_.start({&step, 1});
     reach_fault("session.attend");
     step.async = true;
@@ -147,13 +150,13 @@ void AsyncStepper::step(Step& step) {
     job.plain = own_.plain_rows(layer, step.queries.first);
     job.plain_lists =
         std::min((job.plain.size() + plain_list_rows - 1) / plain_list_rows, most_plain_lists);
-    const std::int64_t lists = session_.shape.kv_heads * scan_.lists().lists_of(job);
-    give(job, std::min(thread_count() - 1, lists));
+    lists = session_.shape.kv_heads * scan_.lists().lists_of(job);
+    if (lists > 0) give(job, std::min(thread_count() - 1, lists));
     step.window->contribute(step);
   }
   const AttentionStep given = session_.backend.inputs->wait_for_inputs();
   const Clock::time_point taken = Clock::now();
-  const Clock::time_point last_done = collect_all_but(1);
+  const Clock::time_point last_done = collect_all_but(lists > 0 ? 1 : 0);
   rethrow();
   step.stats_before = session_.stats;
   step.times_before = session_.times(layer);
@@ -161,7 +164,7 @@ void AsyncStepper::step(Step& step) {
   reach_fault("session.finish");
   {
     const auto lock = session_.device.compute()->lock();
-    session_.backend.async->finish_async(step.tensors);
+    session_.backend.async->finish_async(step.tensors, lists > 0);
   }
   const double waited =
       std::max(0.0, std::chrono::duration<double>(taken - std::max(start_time, last_done)).count());

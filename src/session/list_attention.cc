@@ -33,7 +33,7 @@ void ListAttention::attend(std::span<ListJob* const> jobs, Helpers& helpers,
       ListAttention& lists = *job.lists;
       const List list = lists.list_of(job, task - job.first_list);
       lists.drain(job, list, *rows);
-      if (double none = 0; listed == none && lists.place(list) < lists.scanned_lists() &&
+      if (double none = 0; listed == none && lists.place(job, list) < lists.scanned_lists(job) &&
                            lists.wants_rows(job, list.kv_head)) {
         listed.compare_exchange_strong(none, watch.seconds());
       }
@@ -60,9 +60,14 @@ void ListAttention::reserve(std::int64_t plain_lists) {
   list_rows_.reserve(static_cast<std::size_t>(lists));
 }
 
+/// The lists of the context that a scan has, of one token and KV head.
+std::int64_t ListAttention::context_lists(const ListJob& job) const {
+  return job.device_attends ? 0 : session_.backend.scanner->lists();
+}
+
 /// Lists of the context, then lists of the session's own rows.
-std::int64_t ListAttention::scanned_lists() const {
-  return session_.backend.scanner->lists() * (own_.tokens() > 0 ? 2 : 1);
+std::int64_t ListAttention::scanned_lists(const ListJob& job) const {
+  return context_lists(job) + (own_.tokens() > 0 ? session_.backend.scanner->lists() : 0);
 }
 
 /// Returns the number of lists of all its tokens.
@@ -86,8 +91,8 @@ std::int64_t ListAttention::begin(const ListJob& job) {
 /// a scan come first, so that they are attended while the device still scans.
 ListAttention::List ListAttention::list_of(const ListJob& job, std::int64_t task) const {
   const std::int64_t kv_heads = session_.shape.kv_heads;
-  const std::int64_t of_context = session_.backend.scanner->lists();
-  const std::int64_t scanned = scanned_lists();
+  const std::int64_t of_context = context_lists(job);
+  const std::int64_t scanned = scanned_lists(job);
   const std::int64_t known = kv_heads * job.plain_lists;
   if (task < known) {
     return {.kv_head = task / job.plain_lists,
@@ -105,8 +110,8 @@ ListAttention::List ListAttention::list_of(const ListJob& job, std::int64_t task
 }
 
 /// Returns a list's number among all lists of its token and KV head.
-std::int64_t ListAttention::place(const List& list) const {
-  return list.own ? session_.backend.scanner->lists() + list.number : list.number;
+std::int64_t ListAttention::place(const ListJob& job, const List& list) const {
+  return list.own ? context_lists(job) + list.number : list.number;
 }
 
 /// Scores the rows of a list as they become known.
@@ -122,7 +127,7 @@ void ListAttention::drain(const ListJob& job, const List& list, ArrivingRows& ro
         {sees.begin - segment.first, sees.end - segment.first}};
   }
   rows.begin(std::span(queries).first(passes), group, segment.rows(job.layer, list.kv_head));
-  if (const std::int64_t number = place(list) - scanned_lists(); number >= 0) {
+  if (const std::int64_t number = place(job, list) - scanned_lists(job); number >= 0) {
     const auto border = [&](std::int64_t i) {
       return job.plain.begin + job.plain.size() * i / job.plain_lists;
     };
@@ -141,11 +146,11 @@ void ListAttention::attend(const ListJob& job, const List& list, ArrivingRows& r
   const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
   const PartialView parts = parts_.view();
   rows.attend(shape.softmax_scale(), shape.softcap,
-              parts.part((number * lists + place(list)) * group, group));
+              parts.part((number * lists + place(job, list)) * group, group));
   const auto positions = rows.positions();
   if (wants_rows(job, list.kv_head)) {
     const auto at = static_cast<std::size_t>((job.token_in_scan * shape.kv_heads + number) * lists +
-                                             place(list));
+                                             place(job, list));
     if (session_.options.measure_recall) listed_[at].assign(positions.begin(), positions.end());
     if (!list.own) list_rows_[at] = std::ssize(positions);
   }
@@ -170,14 +175,14 @@ std::int64_t ListAttention::rows_listed(const ListJob& job) const {
 }
 
 std::int64_t ListAttention::rows_listed(std::int64_t token, std::int64_t head) const {
-  const std::int64_t lists = scanned_lists();
+  const std::int64_t lists = scanned_lists({});
   const auto of_head = list_rows_.begin() + (token * session_.shape.kv_heads + head) * lists;
   return std::accumulate(of_head, of_head + lists, std::int64_t{0});
 }
 
 void ListAttention::add_listed(std::int64_t token, std::int64_t head,
                                std::vector<std::int64_t>& positions) const {
-  const std::int64_t first = (token * session_.shape.kv_heads + head) * scanned_lists();
+  const std::int64_t first = (token * session_.shape.kv_heads + head) * scanned_lists({});
   for (std::int64_t at = first; at < first + session_.backend.scanner->lists(); ++at) {
     const auto& listed = listed_[static_cast<std::size_t>(at)];
     positions.insert(positions.end(), listed.begin(), listed.end());

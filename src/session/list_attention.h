@@ -31,6 +31,7 @@ struct ListJob {
   PartialView found = {};        ///< of these tokens: what their rows are merged into
   std::int64_t tokens = 0;       ///< of the scan; 0: there is no scan
   std::int64_t wanted = 0;       ///< rows that the scan is asked for, for each query head
+  bool device_attends = false;   ///< CodeScanner::Scan::attend_found: the context has no lists
   bool async = false;            ///< a thread of the session attends it (async_stepper.h)
   int step_id = 0;               ///< with async: AsyncScan::step_id
   PositionRange plain = {};      ///< with async: own rows that the token attends without a scan
@@ -58,10 +59,8 @@ class ListAttention {
   /// Makes room for the lists of a step of one token that has at most `plain_lists` for each KV
   /// head.
   void reserve(std::int64_t plain_lists);
-  /// Returns the number of lists of one token and KV head that a scan has.
-  std::int64_t scanned_lists() const;
   /// Returns the number of lists of one token and KV head, with the lists of plain rows.
-  std::int64_t lists_of(const ListJob& job) const { return scanned_lists() + job.plain_lists; }
+  std::int64_t lists_of(const ListJob& job) const { return scanned_lists(job) + job.plain_lists; }
   /// Returns whether the job's scan is to find rows for a KV head.
   bool wants_rows(const ListJob& job, std::int64_t head) const {
     return !job.is_extra_round || heads_[head].count() > 0;
@@ -88,8 +87,10 @@ class ListAttention {
   using List = CodeScanner::List;
 
   std::int64_t begin(const ListJob& job);
+  std::int64_t context_lists(const ListJob& job) const;
+  std::int64_t scanned_lists(const ListJob& job) const;
   List list_of(const ListJob& job, std::int64_t task) const;
-  std::int64_t place(const List& list) const;
+  std::int64_t place(const ListJob& job, const List& list) const;
   void drain(const ListJob& job, const List& list, ArrivingRows& rows);
   void attend(const ListJob& job, const List& list, ArrivingRows& rows);
 

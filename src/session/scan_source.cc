@@ -29,6 +29,7 @@ CodeScanner::Scan ScanSource::scan_of(const ListJob& job, std::int64_t token) {
           .own = allowed_own_,
           .rows = job.wanted,
           .tail = session_.spec.tail,
+          .attend_found = job.device_attends,
           .passes = job.passes};
 }
 
@@ -51,7 +52,8 @@ void ScanSource::start(std::span<Step> steps) {
            .queries = step.queries.part(0, tokens),
            .passes = step.passes,
            .tokens = tokens,
-           .wanted = of.schedule.first(layer)};
+           .wanted = of.schedule.first(layer),
+           .device_attends = step.device_attends};
     scans->push_back(step.scan->scan_of(job, 0));
   }
   const Stopwatch scanning;

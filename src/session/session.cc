@@ -91,6 +91,14 @@ std::unique_ptr<DraftReading>& Session::draft_reading() { return state_->draft_r
 void Session::count_draft_bytes(std::int64_t bytes) { state_->core.stats.draft_bytes = bytes; }
 std::int64_t Session::most_alike() const { return state_->most_alike(); }
 
+void Session::State::count_rows_of_device() {
+  if (!core.spec.row_copy) return;
+  const auto lock = core.device.compute()->lock();
+  const std::int64_t rows = core.backend.async->rows_attended();
+  core.stats.rows_retrieved += (rows - rows_of_device) * core.shape.group();
+  rows_of_device = rows;
+}
+
 void Session::State::check_next_step(const AttentionStep& step, std::int64_t session_index) const {
   with_session_in_errors(session_index, [&] {
     const bool reads = step.kv_count() == 0;
@@ -143,6 +151,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   at_least(options.dense_layers, 0, "dense_layers");
   at_least(options.capacity, 1, "capacity");
   at_least(options.memory_budget, 0, "memory_budget");
+  at_least(options.device_rows, 0, "device_rows");
   check_rules(options);
   const IndexSpec index(options.index);
   index.check_index();
@@ -299,6 +308,7 @@ const std::vector<StepTimes>& Session::step_times() const {
 }
 const SessionStats& Session::stats() const {
   state_->settle();
+  state_->count_rows_of_device();
   return state_->core.stats;
 }
 std::vector<PrefillShare> Session::turn_shares() const { return state_->turns.shares(); }

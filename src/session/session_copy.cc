@@ -18,11 +18,13 @@ Session Session::fork() const {
   state->core.own->copy_from(*state_->core.own);
   state->own_codes.start();
   const std::int64_t code_bytes = state->core.stats.device_index_bytes;
-  state->core.stats = state_->core.stats;
+  const std::int64_t row_bytes = state->core.stats.device_row_bytes;
+  state->core.stats = stats();
   state->core.stats.coded_tokens = 0;
   state->core.stats.coded_bytes = 0;
   state->core.stats.draft_bytes = 0;
   state->core.stats.device_index_bytes = code_bytes;
+  state->core.stats.device_row_bytes = row_bytes;
   state->core.step_times = state_->core.step_times;
   state->figures_before = tail_figures();
   state->turns.start_with(turn_shares());

@@ -1,5 +1,7 @@
 #include "src/session/session_core.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -78,6 +80,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
     }
   }
   if (spec.index) stats.device_index_bytes = spec.index->memory();
+  if (options.device_rows > 0) copy_rows();
   for (std::int64_t l = 0; spec.index && l < shape.layers; ++l) {
     spec.usual_rows = std::max(spec.usual_rows, schedule.first(l));
     spec.most_rows = std::max(spec.most_rows, schedule.last(l));
@@ -86,6 +89,23 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
   searched_segments = segments.size() - (spec.scans() || spec.tail ? 1 : 0);
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(spec);
+}
+
+void SessionCore::copy_rows() {
+  if (!device.is_cuda() || !spec.scans() || spec.has_row_rules) {
+    throw InvalidArgument(
+        fmt::format("device_rows (--kv-gpu-rows) is {}, but only a session that scans codes on a "
+                    "CUDA device, without mass and "
+                    "error, attends rows there; leave it 0",
+                    options.device_rows));
+  }
+  std::vector<std::int64_t> layers;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    if (spec.retrieves(l) && shape.has_rows(l)) layers.push_back(l);
+  }
+  spec.row_copy =
+      device.compute()->copy_rows(shape, segments[0].row_store(), layers, options.device_rows);
+  if (spec.row_copy) stats.device_row_bytes = spec.row_copy->memory();
 }
 
 /// No thread may wait for the device's streams while another thread records the work that it gives

@@ -49,6 +49,8 @@ struct SessionCore {
   /// Counts tokens that a layer has attended.
   void count_steps(std::int64_t layer, std::int64_t tokens);
 
+  /// Copies rows of the context to the device (RetrievalOptions::device_rows).
+  void copy_rows();
   /// Sets the backend's copy of the session's own rows, in a range of layers.
   void load(PositionRange layers);
   /// Waits for the device's work for this session, and lets go of the backend. Only the destructor

@@ -61,6 +61,8 @@ struct Session::State {
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();
   bool can_step_async(const AttentionStep& step) const;
+  /// Adds the rows that the device has attended since the last call to the statistics.
+  void count_rows_of_device();
   /// Returns a step of this session. session_index: the session's number in the step; -1: it is
   /// alone.
   Step new_step(const AttentionStep& tensors, std::int64_t session_index);
@@ -83,6 +85,7 @@ struct Session::State {
   PastTokens past;
   std::unique_ptr<DraftReading> draft_reading;  // null: no draft model has read the text
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
+  std::int64_t rows_of_device = 0;          // AsyncScan::rows_attended that the statistics have
   std::vector<Step> steps;                  // of a call whose first session this is
   /// Null: no step can go ahead.
   std::unique_ptr<AsyncStepper> async_stepper;

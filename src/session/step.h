@@ -47,7 +47,8 @@ struct Step {
   bool searched = false;  ///< there may be rows beyond sinks and window
   bool joined = false;    ///< its rows are scanned or searched for, together with other sessions'
   bool async = false;     ///< a thread of the session attends its lists (async_stepper.h)
-  int step_id = 0;        ///< with async: AsyncScan::step_id
+  bool device_attends = false;    ///< with async: CodeScanner::Scan::attend_found
+  int step_id = 0;                ///< with async: AsyncScan::step_id
   std::int64_t block_tokens = 0;  ///< the tokens that all sources work on at a time, at least 1
   double searching_before = 0;
   // What the session gets back if the step fails.

@@ -165,6 +165,8 @@ TEST(SessionMemory, ABudgetForItsRowsIsKept) {
     EXPECT_NE(std::string(error.what()).find("session"), std::string::npos) << error.what();
   }
   EXPECT_THROW(Session(context, {.memory_budget = -1}), InvalidArgument);
+  EXPECT_THROW(Session(context, {.device_rows = -1}), InvalidArgument);
+  EXPECT_THROW(Session(context, {.device_rows = 1}), InvalidArgument);  // no scan on a CUDA device
 }
 
 }  // namespace

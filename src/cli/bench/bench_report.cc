@@ -268,6 +268,7 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     if (options.error) json["kv_error"] = *options.error;
     json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
     if (options.host_search) json["kv_host_search"] = true;
+    if (options.device_rows > 0) json["kv_gpu_rows"] = options.device_rows;
     json["kv_dense_layers"] = options.dense_layers;
     add_columns(json, decode_columns(), result, report);
     json["after"] = report.bench_options.after;

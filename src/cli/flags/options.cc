@@ -53,6 +53,7 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   options.error = flags.error;
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
   options.host_search = flags.host_search;
+  options.device_rows = flags.gpu_rows.value_or(0);
   options.dense_layers = flags.dense_layers.value_or(layers);
   if (options.dense_layers > layers) {
     throw UsageError(fmt::format(

@@ -41,6 +41,7 @@ struct RetrievalFlags {
   std::int64_t sinks = 0;
   std::string select;
   bool host_search = false;
+  std::optional<std::int64_t> gpu_rows;      ///< bytes; not set: none
   std::optional<std::int64_t> dense_layers;  ///< not set: all
   std::string tail;                          ///< empty: what the index has
   // The rules of which rows are enough.
@@ -98,6 +99,7 @@ void visit_flags(RetrievalFlags& flags, auto& visit) {
   visit("--kv-sinks", flags.sinks);
   visit("--kv-select", flags.select);
   visit("--kv-host-search", flags.host_search);
+  visit("--kv-gpu-rows", flags.gpu_rows);
   visit("--kv-dense-layers", flags.dense_layers);
   visit("--kv-tail", flags.tail);
   visit("--kv-mass", flags.mass);

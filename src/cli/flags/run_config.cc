@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/cli/terminal/text_layout.h"
+#include "src/core/text/byte_text.h"
 
 namespace topkv::cli {
 namespace {
@@ -48,6 +49,8 @@ std::string settings_text(std::string begin, const RetrievalFlags& retrieval,
                           const PrefillFlags& prefill) {
   std::string text = std::move(begin);
   if (retrieval.host_search) text += ", found by the host";
+  if (retrieval.gpu_rows)
+    text += fmt::format(", up to {} of rows on the GPU", byte_text(*retrieval.gpu_rows));
   if (retrieval.dense_layers.value_or(0) > 0)
     text += fmt::format(", first {} layers dense", *retrieval.dense_layers);
   text += "; prefill " + prefill.mode;

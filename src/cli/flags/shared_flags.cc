@@ -175,6 +175,10 @@ FlagGroup retrieval_flags(const std::string& k) {
             "choose rows for each query_head, or for a group of heads", "query_head"),
        if_given(
            Flag("--kv-host-search", {}, "search on the host, so that codes take no GPU memory")),
+       if_given(Flag("--kv-gpu-rows", value::bytes(),
+                     "with codes: keep rows in up to this much GPU memory, where they are attended "
+                     "sooner",
+                     "", "none")),
        Flag("--kv-window", value::count(), "always attend to the last N tokens", "1024"),
        Flag("--kv-sinks", value::count(0), "always attend to the first N tokens", "4"),
        Flag("--kv-dense-layers", value::or_word(value::count(0), "all", "N|all"),

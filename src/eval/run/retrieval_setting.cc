@@ -31,6 +31,7 @@ void add_setting(nlohmann::ordered_json& json, const RetrievalOptions& options,
   json["kv_error"] = or_null(options.error);
   json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
   json["kv_host_search"] = options.host_search;
+  if (options.device_rows > 0) json["kv_gpu_rows"] = options.device_rows;
   json["kv_window"] = options.window;
   json["kv_sinks"] = options.sinks;
   json["kv_dense_layers"] = options.dense_layers;
