@@ -129,8 +129,9 @@ TEST(SparsePrefill, OfStepsOfAnyMultipleOfABlockIsTheSame) {
     SparseOuts outs(stream);
     ContextBuilder other = sparse_builder(stream, sparse(sparse_usual.rules));
     give_tokens(other, stream, 0, stream.total, chunk, outs);
-    EXPECT_EQ(outs.out, first.out) << chunk;
-    EXPECT_EQ(outs.lse, first.lse) << chunk;
+    // Products of other numbers of tokens may sum in another order (seen with AVX2).
+    EXPECT_LT(reference::distance(outs.out, first.out), 1e-6) << chunk;
+    EXPECT_LT(reference::distance(outs.lse, first.lse), 1e-6) << chunk;
     EXPECT_EQ(other.share(0).keys, builder.share(0).keys) << chunk;
     EXPECT_NEAR(other.share(0).mass, builder.share(0).mass, 1e-9 * builder.share(0).mass) << chunk;
   }
