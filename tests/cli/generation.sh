@@ -160,6 +160,8 @@ done
 refuses '--logprobs: .*--json' --logprobs 2
 refuses '--logprobs: expected' --json --logprobs 21
 refuses '--stop: expected a text' --stop ''
+refuses '--kv-gpu-rows: the model runs on the CPU' --device cpu --kv-gpu-rows 1GiB
+refuses '--kv-gpu-rows does not go with --kv-host-search' --kv-gpu-rows 1GiB --kv-host-search
 refuses '--draft: expected auto, none or lookup' --draft some
 refuses '--draft-model does not go with --draft none' --draft none --draft-model "$model"
 refuses '--draft-window: there is no draft model; add --draft-model' --draft-window 64

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "src/core/text/byte_text.h"
@@ -25,11 +26,15 @@ void check_indices(const Device& device, const AttentionShape& shape,
     bytes += device_index_bytes(shape, retrieval_options(retrieval, shape.layers, index, 1), tokens,
                                 device);
   }
+  // As few bytes as rows can take: their dtype is not known here.
+  if (retrieval.gpu_rows)
+    bytes += std::min(*retrieval.gpu_rows, shape.context_bytes(DType::q4, tokens));
   const DeviceMemory memory = device.memory();
   if (bytes <= memory.ceiling - memory.used) return;
   throw OutOfMemory(
-      fmt::format("GPU memory for the codes, or other key summaries, of {} tokens", tokens), bytes,
-      memory.ceiling - memory.used,
+      fmt::format("GPU memory for the codes, or other key summaries, and rows of {} tokens",
+                  tokens),
+      bytes, memory.ceiling - memory.used,
       "raise --gpu-mem, use fewer tokens, search on the host (--kv-host-search), or use --kv-index "
       "exact, which has none; topkv plan shows what fits");
 }

@@ -66,6 +66,11 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
   const AttentionShape shape = ModelConfig::load(flags.directory).attention;
   const PrefillOptions reading = prefill_options(prefill, retrieval);
   resolve_prefill(reading.attention, shape, length, device.is_cuda());  // refuses what cannot be
+  if (retrieval.gpu_rows && !device.is_cuda()) {
+    throw UsageError(
+        "--kv-gpu-rows: the model runs on the CPU, where rows lie in host memory; leave the flag "
+        "out, or give --device cuda");
+  }
   if (device.is_cuda() && !drafts.model.empty() && drafts.mode == name_of(Draft::automatic)) {
     throw UsageError(
         "--draft-model: with --draft auto nothing is drafted on a CUDA device, where answers with "

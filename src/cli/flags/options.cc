@@ -195,6 +195,13 @@ void check_flags(const RetrievalFlags& flags) {
         earlier->second == spec ? "" : fmt::format(", it is the same as '{}'", earlier->second)));
   }
   check_rules(flags);
+  if (flags.gpu_rows && (flags.mass || flags.error || flags.host_search)) {
+    throw UsageError(fmt::format(
+        "--kv-gpu-rows does not go with {}: the host attends the rows then; leave one of them out",
+        flags.mass    ? "--kv-mass"
+        : flags.error ? "--kv-error"
+                      : "--kv-host-search"));
+  }
 }
 
 void check_flags(const RetrievalFlags& retrieval, const PrefillFlags& prefill) {
