@@ -14,6 +14,10 @@ TokenIndex::TokenIndex(std::span<const Token> tokens) {
 
 void TokenIndex::append(Token token) {
   if (tokens_.size() >= heads_.size()) rehash(2 * tokens_.size());
+  // For both, so that none throws when the other has grown.
+  const std::size_t more = tokens_.size() + 1;
+  if (more > tokens_.capacity()) tokens_.reserve(2 * more);
+  if (more > before_.capacity()) before_.reserve(2 * more);
   tokens_.push_back(token);
   before_.push_back(none);
   if (std::int32_t* head = head_of(size() - 1)) {
