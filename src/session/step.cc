@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "src/core/io/faults.h"
@@ -34,8 +35,8 @@ void check_finite(const Step& step, std::string_view what, const float* x, std::
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
   throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
-                                    step.layer(), what == "q" ? "query" : "KV", bad / d % heads,
-                                    step.queries.first + bad / d / heads));
+                                    step.layer(), what.front() == 'q' ? "query" : "KV",
+                                    bad / d % heads, step.queries.first + bad / d / heads));
 }
 
 /// Gives the device the steps of some sessions, and has it begin with their sources.
@@ -104,7 +105,12 @@ void append_rows(const Step& step, const AttentionStep& given) {
   const Stopwatch watch;
   SessionCore& of = *step.session;
   const std::int64_t layer = step.layer();
-  check_finite(step, "q", given.q, given.tokens, of.shape.q_heads);
+  constexpr std::array<std::string_view, query_forms> names = {"q", "q_next", "q_far"};
+  for (std::int64_t i = 0; i < step.passes.size(); ++i) {
+    const std::int64_t width = of.shape.q_heads * of.shape.head_dim_of(layer);
+    check_finite(step, names[static_cast<std::size_t>(step.passes[i].form)],
+                 given.q + i * given.tokens * width, given.tokens, of.shape.q_heads);
+  }
   const std::int64_t rows = given.kv_count();
   if (!of.shape.has_rows(layer)) {
     of.own->rows().extend(layer, rows);
