@@ -12,8 +12,8 @@ namespace topkv {
 namespace {
 
 constexpr float negligible = 30;  // a tile this far below adds less than 1e-10
-// A block waits while less than this share of the sum of weights waits with it. A thread sums up
-// 1024 blocks before it begins anew: where weights are even, all blocks are read.
+// A block with less than this share of the sum of weights waits until that much waits with it. A
+// thread sums up 1024 blocks before it begins anew: where weights are even, all blocks are read.
 constexpr float waiting_share = 1.0F / 2048;
 constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
 constexpr double largest_deviation = 1e6;
@@ -210,13 +210,15 @@ WeightedTile CodeSums::add(const TileScores& tile, std::span<float> weights,
   for (std::int64_t b = 0; b < blocks; ++b) {
     all.total += sums[b].total;
     all.squares += sums[b].squares;
-    waiting += sums[b].total;
-    if (!has_values || waiting < waiting_share * (total + all.total)) continue;
+    const float share = waiting_share * (total + all.total);
+    const bool light = !has_values || sums[b].total < share;
+    if (light) waiting += sums[b].total;
+    if (!has_values || (light && waiting < share)) continue;
     if (tile.highs[b] < high - negligible) continue;  // of keys that are left out, perhaps
-    factors[b] = waiting / sums[b].total;
+    factors[b] = light ? share / sums[b].total : 1;
+    if (light) waiting -= share;
     largest = std::max(largest, factors[b] * std::exp(tile.highs[b] - high));
     read_squares += factors[b] * factors[b] * sums[b].squares;
-    waiting = 0;
     to_read.blocks |= std::uint32_t{1} << b;
   }
   total += all.total;

@@ -77,11 +77,12 @@ double weigh_scaled(const KeyCoder& coder, const float* query, float scale, floa
 
 /// Of one query, over some keys.
 ///
-/// The weights of all keys are added up, but not all values are read: a block of values that holds
-/// next to nothing of the weights waits, and the next block that is read stands for it too. That
-/// one's weights are multiplied so that they add up to those of all blocks that waited. Blocks are
+/// The weights of all keys are added up, but not all values are read. A block of values that holds
+/// little of the weights so far is light, and waits. Once a fixed share of the weights waits, a
+/// light block is read and stands for that share; what waits beyond it waits on. Light blocks are
 /// so read with a chance that is proportional to their weight (systematic sampling; Madow 1949),
-/// and the estimate is a mean of values, with weights of 0 and more that add up to 1.
+/// and all others are read as they are. The estimate is a mean of values, with weights of 0 and
+/// more that add up to 1.
 struct CodeSums {
   float high = empty_lse;   ///< the largest score of a code
   float total = 0;          ///< of the weights exp(score - high)
