@@ -14,6 +14,7 @@ DraftLayerReader::DraftLayerReader(const std::shared_ptr<const DraftLayer>& laye
       logits_(static_cast<std::size_t>(layer->config.vocab_size)) {}
 
 void DraftLayerReader::keep_first(std::int64_t count) {
+  sure_ = std::min(sure_, count);
   tokens_.resize(static_cast<std::size_t>(count));
   states_.resize(static_cast<std::size_t>(count) * own_.size());
 }
