@@ -200,7 +200,7 @@ void allow_attend_listed(int head_dim) {
     CodeScan most;
     most.forms = query_forms;
     most.group = code_group;
-    most.head_dim = head_dim;
+    most.head_dim = dims;  // the limit is the kernel's, for all heads that it serves
     TOPKV_CUDA(cudaFuncSetAttribute(listed_kernel<dims>,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes<dims>(most))));

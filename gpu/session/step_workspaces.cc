@@ -30,6 +30,7 @@ std::int64_t tile_bytes(const SessionShape& shape) {
 SessionShape without_context(SessionShape shape) {
   shape.context = nullptr;
   shape.index = nullptr;
+  shape.row_copy = nullptr;
   return shape;
 }
 

@@ -219,7 +219,7 @@ struct RetrievalOptions {
   /// itself attends the rows that a scan of one token finds in these layers, and does not wait for
   /// the host. The results differ from the host's by rounding. All other steps attend rows on the
   /// host: steps of several tokens or sessions, and scans that may list more than 4,096 rows of a KV
-  /// head. A scan may list 4 k rows for each query head of the group, and 256 more.
+  /// head. A scan lists at most 4 k rows for each query head of the group, and 256 more.
   ///
   /// Sessions over one context that have rows of the same layers share them. The first such session
   /// copies them, and throws OutOfMemory if the device has no room for them. They stay until the
