@@ -21,7 +21,8 @@ std::int64_t Seat::promised() const {
   const std::int64_t own = session ? session->own_tokens() : 0;
   const std::int64_t rows = std::max<std::int64_t>(0, capacity - std::max(own, most_tokens));
   const std::int64_t states = tokens < most_states ? most_states : 0;
-  const bool drafted = session && session->stats().draft_bytes > 0;
+  // A session's statistics may wait for its device.
+  const bool drafted = draft_bytes > 0 && session && session->stats().draft_bytes > 0;
   return rows * row_bytes + states * state_bytes + (drafted ? 0 : draft_bytes);
 }
 
