@@ -41,14 +41,10 @@ ScanLayout::ScanLayout(const SessionShape& shape, std::int64_t most_rows) {
   host_bytes = std::max(tokens * token_bytes(usual), token_bytes(shape.most_rows));
 }
 
-std::int64_t ScanLayout::list_rows(std::int64_t rows) const {
+std::int64_t ScanLayout::list_rows(std::int64_t rows, std::int64_t lists_of_head) const {
   // Heads want different rows, and a sample tells the threshold roughly. What does not fit stays in
   // the tail.
-  return std::min(most_rows, 4 * group * std::min(rows, most_rows) / lists + 256);
-}
-
-std::int64_t ScanLayout::listed_rows(std::int64_t rows) const {
-  return std::min(most_rows, 4 * group * std::min(rows, most_rows) + 256);
+  return std::min(most_rows, 4 * group * std::min(rows, most_rows) / lists_of_head + 256);
 }
 
 std::int64_t ScanLayout::scan_tokens(std::int64_t rows) const {

@@ -19,13 +19,13 @@ struct ScanLayout {
   ScanLayout(const SessionShape& shape, std::int64_t most_rows);
 
   /// The capacity of a list, in rows, in a scan for `rows` rows of each query head.
-  std::int64_t list_rows(std::int64_t rows) const;
+  std::int64_t list_rows(std::int64_t rows) const { return list_rows(rows, lists); }
   /// The most tokens of a scan for `rows` rows of each query head.
   std::int64_t scan_tokens(std::int64_t rows) const;
   /// The bytes of a token's lists in a scan for `rows` rows of each query head.
   std::int64_t token_bytes(std::int64_t rows) const;
   /// The capacity of the one list of a KV head whose rows the device attends.
-  std::int64_t listed_rows(std::int64_t rows) const;
+  std::int64_t listed_rows(std::int64_t rows) const { return list_rows(rows, 1); }
 
   std::int64_t lists = 0;  // for each token and KV head
   std::int64_t kv_heads = 0, group = 0, most_rows = 0, max_tokens = 0;
@@ -33,6 +33,9 @@ struct ScanLayout {
   std::int64_t host_bytes = 0;
 
   bool operator==(const ScanLayout&) const = default;
+
+ private:
+  std::int64_t list_rows(std::int64_t rows, std::int64_t lists_of_head) const;
 };
 
 /// A view of memory that it does not own. One thread adds tokens to scans; other threads read the

@@ -137,7 +137,8 @@ class CudaDecode final : public DecodeInputs, public AsyncScan {
     step_.compute.synchronize();
     double rows = 0;
     for (std::int64_t l = 0; l < layers; ++l)
-      rows += sums[static_cast<std::size_t>(l * CudaStep::figures_of_layer + 2)];
+      rows +=
+          sums[static_cast<std::size_t>(l * CudaStep::figures_of_layer + CudaStep::rows_figure)];
     return static_cast<std::int64_t>(rows);
   }
 

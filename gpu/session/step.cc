@@ -125,7 +125,7 @@ StepInput CudaStep::input() const {
 ListedRows CudaStep::rows_to_attend(std::int64_t layer) const {
   ListedRows rows = static_cast<const CudaRowCopy&>(*shape.row_copy).rows(layer);
   rows.stored = context_window->stored_keys(layer);
-  rows.attended = figures_of(layer) + 2;
+  rows.attended = figures_of(layer) + rows_figure;
   return rows;
 }
 

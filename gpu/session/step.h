@@ -94,6 +94,7 @@ struct CudaStep {
   /// device has attended of those that scans found, over KV heads.
   double* figures_of(std::int64_t layer) const { return figures + layer * figures_of_layer; }
   static constexpr std::int64_t figures_of_layer = 3;
+  static constexpr std::int64_t rows_figure = 2;  // the last one's number
 
   CudaDevice& device;
   const Stream& compute;
