@@ -13,6 +13,7 @@
 
 #include "gpu/runtime/handles.h"
 #include "tests/gpu/faults_guard.h"
+#include "tests/gpu/session/session_outs.h"
 #include "tests/support/session_feed.h"
 #include "topkv/error.h"
 
@@ -20,9 +21,10 @@ namespace topkv {
 namespace {
 
 using test::Feed;
+using test::largest_difference;
+using test::Outs;
 using test::Place;
 using test::TokenStream;
-using Outs = std::vector<std::vector<float>>;
 
 constexpr std::int64_t first = 3000;
 const RetrievalOptions options{
@@ -43,19 +45,6 @@ struct Case {
   }
 };
 
-/// The largest difference; of what only one of them has, infinity. NaN: not given.
-double distance(const Outs& a, const Outs& b) {
-  double most = 0;
-  for (std::size_t l = 0; l < a.size(); ++l) {
-    for (std::size_t i = 0; i < a[l].size(); ++i) {
-      if (std::isnan(a[l][i]) && std::isnan(b[l][i])) continue;
-      const double off = std::abs(a[l][i] - b[l][i]);
-      most = std::isnan(off) ? std::numeric_limits<double>::infinity() : std::max(most, off);
-    }
-  }
-  return most;
-}
-
 TEST(StepsAhead, GiveWhatOneThreadGives) {
   TOPKV_NEEDS_GPU();
   const Case of;
@@ -64,7 +53,7 @@ TEST(StepsAhead, GiveWhatOneThreadGives) {
   const oneapi::tbb::global_control one(oneapi::tbb::global_control::max_allowed_parallelism, 1);
   Session alone = of.session();
   const Outs want = of.outs(alone, of.stream.total);
-  EXPECT_LT(distance(got, want), 1e-3);
+  EXPECT_LT(largest_difference(got, want), 1e-3);
   for (const std::vector<float>& out : got) {
     for (const float x : out) ASSERT_TRUE(std::isfinite(x));
   }
@@ -90,7 +79,7 @@ TEST(StepsAhead, LayersMayWantDifferentRows) {
   const Outs got = of.outs(ahead, first + 100);
   const oneapi::tbb::global_control one(oneapi::tbb::global_control::max_allowed_parallelism, 1);
   Session alone(of.context, other, of.place.device());
-  EXPECT_LT(distance(got, of.outs(alone, first + 100)), 1e-3);
+  EXPECT_LT(largest_difference(got, of.outs(alone, first + 100)), 1e-3);
   EXPECT_EQ(ahead.stats().rows_retrieved, alone.stats().rows_retrieved);
 }
 
@@ -111,7 +100,7 @@ TEST(StepsAhead, GoOnWhileTheDriverWaits) {
       if (t % 3 == 1) TOPKV_CUDA(cudaDeviceSynchronize());
     }
   }
-  EXPECT_EQ(distance(feed.outs(), want), 0);
+  EXPECT_EQ(largest_difference(feed.outs(), want), 0);
 }
 
 TEST(StepsAhead, LateCopiesChangeNothing) {
@@ -121,7 +110,7 @@ TEST(StepsAhead, LateCopiesChangeNothing) {
   const Outs want = of.outs(session, first + 10);
   Session other = of.session();
   const test::InjectedFaults late(500, false);
-  EXPECT_EQ(distance(of.outs(other, first + 10), want), 0);
+  EXPECT_EQ(largest_difference(of.outs(other, first + 10), want), 0);
 }
 
 TEST(StepsAhead, SessionsMayGoForkAndTakeBackAtAnyTime) {
@@ -145,7 +134,7 @@ TEST(StepsAhead, SessionsMayGoForkAndTakeBackAtAnyTime) {
       for (std::int64_t layer = 0; layer < 3; ++layer) again.attend(other, layer, back, 1);
     }
   }
-  EXPECT_EQ(distance(again.outs(), want), 0);
+  EXPECT_EQ(largest_difference(again.outs(), want), 0);
 }
 
 /// Nothing of it is written, not even where queries and results share their place.
@@ -180,7 +169,7 @@ TEST(StepsAhead, ARefusedStepLeavesTheOneBeforeAndItself) {
       feed.attend(other, layer, t, 1);
     }
   }
-  EXPECT_EQ(distance(feed.outs(), want), 0);
+  EXPECT_EQ(largest_difference(feed.outs(), want), 0);
   EXPECT_EQ(other.stats().rows_retrieved, session.stats().rows_retrieved);
   EXPECT_EQ(other.stats().steps, session.stats().steps);
   const auto figures = other.tail_figures();

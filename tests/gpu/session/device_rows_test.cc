@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/session/session_outs.h"
 #include "tests/support/session_feed.h"
 #include "topkv/error.h"
 
@@ -16,9 +17,10 @@ namespace topkv {
 namespace {
 
 using test::Feed;
+using test::largest_difference;
+using test::Outs;
 using test::Place;
 using test::TokenStream;
-using Outs = std::vector<std::vector<float>>;
 
 constexpr std::int64_t first = 3000;
 constexpr std::int64_t all_memory = std::int64_t{1} << 30;
@@ -30,18 +32,6 @@ RetrievalOptions options_of(std::int64_t device_rows) {
           .sinks = 3,
           .capacity = 1024,
           .device_rows = device_rows};
-}
-
-double distance(const Outs& a, const Outs& b) {
-  double most = 0;
-  for (std::size_t l = 0; l < a.size(); ++l) {
-    for (std::size_t i = 0; i < a[l].size(); ++i) {
-      if (std::isnan(a[l][i]) && std::isnan(b[l][i])) continue;
-      const double off = std::abs(a[l][i] - b[l][i]);
-      most = std::isnan(off) ? std::numeric_limits<double>::infinity() : std::max(most, off);
-    }
-  }
-  return most;
 }
 
 struct RowsCase {
@@ -97,7 +87,7 @@ TEST_P(DeviceRows, GiveWhatTheHostGives) {
     const std::int64_t bytes =
         share == 1.0 ? all_memory : static_cast<std::int64_t>(static_cast<double>(whole) * share);
     Session device(context, options_of(bytes), place.device());
-    EXPECT_LT(distance(outs(device), want), 1e-3) << share;
+    EXPECT_LT(largest_difference(outs(device), want), 1e-3) << share;
     const SessionStats stats = device.stats();
     EXPECT_EQ(stats.rows_retrieved, by_host.rows_retrieved) << share;
     EXPECT_EQ(stats.steps, by_host.steps);
@@ -162,7 +152,7 @@ TEST(DeviceRows, OtherStepsAndForksFindTheirRowsOnTheHost) {
     EXPECT_GT(fork.stats().rows_retrieved, session.stats().rows_retrieved);
     return feed.outs();
   };
-  EXPECT_LT(distance(outs(all_memory), outs(0)), 1e-3);
+  EXPECT_LT(largest_difference(outs(all_memory), outs(0)), 1e-3);
 }
 
 TEST(DeviceRows, SessionsShareThemAndTheLastOneGivesThemBack) {

@@ -129,7 +129,7 @@ TEST(ScanningSession, CodesTakeTheMemoryThatIsTold) {
   EXPECT_EQ(device_index_bytes(wide, {.index = "codes:k=33"}, 30000, place.device()), 0);
   EXPECT_EQ(device_index_bytes(small, {.index = "exact"}, 30000, place.device()), 0);
   EXPECT_EQ(device_index_bytes(small, {.index = "codes", .select_by = SelectBy::group}, 30000,
-                              place.device()),
+                               place.device()),
             0);
   EXPECT_EQ(device_index_bytes(small, {.index = "codes"}, 30000, Device()), 0);
 }
