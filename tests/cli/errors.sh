@@ -109,8 +109,10 @@ refuses 1 'is a directory' generate -m "$model" -p a -f .
 refuses 1 'is empty; expected text' generate -m "$model" -p a -f -
 refuses 1 'no \*.txt or \*.md' needle -m "$model" --haystack .
 refuses 2 '--model is missing; expected the directory' fidelity
-refuses 2 '--prefill-keys: 2 values, and no prefill that chooses keys; add --prefill sparse' \
+refuses 2 '--prefill-keys: has no effect with --prefill window; leave it out, or give --prefill sparse or auto' \
   fidelity -m "$model" -c 4K --prefill-keys 64 --prefill-keys 128
+refuses 2 '--prefill-window: has no effect with --prefill dense; leave it out, or give --prefill sparse or window or auto' \
+  prefill -m "$model" -f in.txt -o x.tkv --prefill dense --prefill-window 64
 refuses 2 '--kv-tail: index "hnsw" has no codes of values; expected none' fidelity -m "$model" --kv-tail hnsw
 refuses 2 '--kv-tail: .*no index is named "cods"' needle -m "$model" -c 4K --kv-tail cods
 refuses 2 '--kv-tail: .*has no codes of values' needle -m "$model" -c 4K --kv-tail codes:v=0

@@ -80,14 +80,6 @@ std::vector<PrefillAttention> ways_of(const ComparedPrefills& compared, const Pr
   check_differ("--prefill-keys", compared.keys);
   check_differ("--prefill-mass", masses);
   const auto chooses = [](const std::string& mode) { return mode != "dense" && mode != "window"; };
-  if (compared.several() && std::ranges::none_of(compared.modes, chooses)) {
-    for (const auto& [flag, values] : {std::pair("--prefill-keys", compared.keys.size()),
-                                       std::pair("--prefill-mass", compared.masses.size())}) {
-      if (values == 1) continue;
-      throw UsageError(fmt::format(
-          "{}: {} values, and no prefill that chooses keys; add --prefill sparse", flag, values));
-    }
-  }
   std::vector<PrefillAttention> ways;
   PrefillFlags way = shared;
   for (const std::string& mode : compared.modes) {

@@ -1,12 +1,16 @@
 #include "src/cli/flags/command_line.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "src/cli/flags/help.h"
 #include "src/cli/flags/suggest.h"
 #include "src/cli/terminal/parse_numbers.h"
 
@@ -59,7 +63,7 @@ bool looks_like_flag(std::string_view word) { return word.size() > 1 && word.fro
 
 class Checker {
  public:
-  explicit Checker(const CLI::App& command) {
+  explicit Checker(const CLI::App& command) : groups_(help_of(command.get_name()).groups) {
     for (const CLI::Option* option : command.get_options()) {
       if (is_positional(*option))
         positionals_ += static_cast<std::size_t>(option->get_items_expected_max());
@@ -101,9 +105,30 @@ class Checker {
                            : fmt::format("{} is missing; expected {}", option->get_name(),
                                          option->get_description()));
     }
+    for (const CLI::Option* option : options_) check_needs(*option);
   }
 
  private:
+  /// Throws UsageError for a flag that was given and would have no effect.
+  void check_needs(const CLI::Option& option) const {
+    if (!values_.contains(&option)) return;
+    const Flag* flag = find_flag(groups_, option.get_name());
+    if (flag == nullptr || flag->needs.empty()) return;
+    const Flag* other = find_flag(groups_, flag->needs);
+    if (other == nullptr) return;
+    const auto given = values_.find(by_name_.at(flag->needs));
+    const std::vector<std::string> values =
+        given == values_.end() ? std::vector{other->initial} : given->second;
+    const auto fits = [&](const std::string& value) {
+      return value.empty() ||
+             std::ranges::find(flag->needed_values, value) != flag->needed_values.end();
+    };
+    if (std::ranges::any_of(values, fits)) return;
+    throw UsageError(fmt::format("{}: has no effect with {} {}; leave it out, or give {} {}",
+                                 option.get_name(), flag->needs, fmt::join(values, " and "),
+                                 flag->needs, fmt::join(flag->needed_values, " or ")));
+  }
+
   const CLI::Option& known(const FlagWord& flag, std::string_view word) const {
     const auto found = by_name_.find(flag.name);
     if (found != by_name_.end()) return *found->second;
@@ -154,18 +179,20 @@ class Checker {
           option.get_required() ? ""
                                 : "; leave the flag out for the default" + default_text(option)));
     }
-    const auto [earlier, first] = values_.emplace(&option, value);
-    if (!first && !may_repeat(option)) {
+    std::vector<std::string>& values = values_[&option];
+    values.push_back(value);
+    if (values.size() > 1 && !may_repeat(option)) {
       throw UsageError(fmt::format("{}: given twice, '{}' and '{}'; expected once", flag.name,
-                                   earlier->second, value));
+                                   values.front(), value));
     }
     return !flag.has_value;
   }
 
+  const std::vector<FlagGroup>& groups_;
   std::vector<const CLI::Option*> options_;
   std::map<std::string, const CLI::Option*> by_name_;
   std::vector<std::string> names_;
-  std::map<const CLI::Option*, std::string> values_;  // of each flag, where it was given first
+  std::map<const CLI::Option*, std::vector<std::string>> values_;  // in the order given
   std::size_t positionals_ = 0;
 };
 

@@ -80,6 +80,9 @@ struct Flag {
   std::string otherwise;  ///< what help says in place of `initial`
   InConfig in_config = InConfig::always;
   bool required = false;
+  /// Another flag, and its values with which alone this flag has an effect; empty: it always has.
+  std::string needs = {};
+  std::vector<std::string> needed_values = {};
 
   /// What holds without the flag; empty: the meaning says it.
   const std::string& fallback() const { return otherwise.empty() ? initial : otherwise; }

@@ -18,6 +18,12 @@ Flag not_in_run(Flag flag) {
 
 }  // namespace
 
+Flag needing(Flag flag, std::string other, std::vector<std::string> values) {
+  flag.needs = std::move(other);
+  flag.needed_values = std::move(values);
+  return flag;
+}
+
 Flag if_given(Flag flag) {
   flag.in_config = Flag::InConfig::if_given;
   return flag;
@@ -188,22 +194,26 @@ FlagGroup retrieval_flags(const std::string& k) {
 }
 
 FlagGroup prefill_flags(const std::string& mode) {
+  const auto chooses = [](Flag flag) {
+    return needing(std::move(flag), "--prefill", {"sparse", "auto"});
+  };
   return {
       "prefill",
       {Flag("--prefill", value::choice("HOW", {"auto", "dense", "sparse", "window"}),
             "read with dense, sparse or window attention; auto is sparse, or dense where that is "
             "quicker",
             mode),
-       Flag("--prefill-window", value::count(),
-            "sparse and window: let each token attend to the last N", "1024"),
-       Flag("--prefill-keys", value::count(), "sparse: let tokens choose up to N earlier keys",
-            "8192"),
-       Flag("--prefill-least", value::count(0), "sparse: let tokens choose N keys or more", "",
-            "512, or --prefill-keys if that is less"),
-       Flag("--prefill-mass", value::or_word(value::real(0, 1, true), "none"),
-            "sparse: choose no more keys once this share of attention is met, above 0 and up to 1; "
-            "none: always choose --prefill-keys",
-            "0.98"),
+       needing(Flag("--prefill-window", value::count(),
+                    "sparse and window: let each token attend to the last N", "1024"),
+               "--prefill", {"sparse", "window", "auto"}),
+       chooses(Flag("--prefill-keys", value::count(),
+                    "sparse: let tokens choose up to N earlier keys", "8192")),
+       chooses(Flag("--prefill-least", value::count(0), "sparse: let tokens choose N keys or more",
+                    "", "512, or --prefill-keys if that is less")),
+       chooses(Flag("--prefill-mass", value::or_word(value::real(0, 1, true), "none"),
+                    "sparse: choose no more keys once this share of attention is met, above 0 and "
+                    "up to 1; none: always choose --prefill-keys",
+                    "0.98")),
        Flag("--chunk", value::or_word(value::count(), "auto"), "read N tokens a step", "auto"),
        Flag("--kv-dtype", value::choice("TYPE", {"bf16", "q8", "q4", "q8/q4", "f16", "f32"}),
             "store rows as bf16, q8, q4, q8/q4 (keys/values), f16 or f32", "bf16"),

@@ -4,12 +4,15 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/cli/flags/help.h"
 
 namespace topkv::cli {
 
 Flag required(Flag flag);
+/// The flag is refused unless another flag has one of these values.
+Flag needing(Flag flag, std::string other, std::vector<std::string> values);
 /// run.json has the flag only if it is given.
 Flag if_given(Flag flag);
 Flag length_flag(const std::string& otherwise);
