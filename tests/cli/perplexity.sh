@@ -20,6 +20,9 @@ dense, all_keys, four = (json.loads(line) for line in open("stdout"))
 assert dense["setting"] == "dense" and abs(dense["perplexity"] - 119.13816) < 0.01, dense
 assert dense["tokens_scored"] == 192 and dense["pieces"] == 3
 assert abs(all_keys["difference"]) < 1e-4, all_keys
+assert dense["kl_mean"] is None and all_keys["kl_max"] < 1e-6 and all_keys["same_top"] == 1
+assert 0.01 < four["kl_median"] < four["kl_p90"] < four["kl_p95"] < four["kl_p99"] < four["kl_max"], four
+assert abs(four["delta_p_mean"]) < four["delta_p_rms"] and 0 < four["same_top"] < 1, four
 assert four["rows"] == 4 and abs(four["difference"]) > 0.01 and four["difference_low"] < four["difference"] < four["difference_high"]
 tokens = list(csv.DictReader(open("out/tokens.csv")))
 assert len(tokens) == 192 and tokens[64]["piece"] == "1" and tokens[64]["token"] == "960"

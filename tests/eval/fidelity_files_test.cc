@@ -29,7 +29,7 @@ Fidelity setting(const std::string& index, const std::string& tail, const std::s
   made.options.tail = tail;
   made.k = k;
   made.error_mean = error;
-  made.kl_mean = kl;
+  made.kl.mean = kl;
   made.layer_error = {error, error};
   made.bytes_read = bytes_read;
   return made;
@@ -107,7 +107,7 @@ TEST(FidelityCsv, HasTheFieldsOfJsonButLists) {
 
 TEST(FidelityCsv, QuotesWhatNeedsItAndLeavesEmptyWhatIsNotKnown) {
   FidelityReport report{1, {setting("hnsw:M=16,ef=64", "none", "64", 0.1, 0.1, 0)}};
-  report.settings[0].kl_mean = std::numeric_limits<double>::quiet_NaN();
+  report.settings[0].kl.mean = std::numeric_limits<double>::quiet_NaN();
   const std::vector<Json> json =
       fidelity_json(report, {1, "x\"y", "dense", "stored", "host", "0.1.0"});
   const std::string line = lines_of(csv_lines(json)).at(1);
@@ -151,14 +151,14 @@ TEST(FidelityChart, IsWellFormedWhateverTheNames) {
 
 TEST(FidelityChart, ZeroAndNearlyZeroStandInARowBelowTheAxis) {
   std::vector<Fidelity> settings = some_settings();
-  settings[0].kl_mean = 0;
-  settings[1].kl_mean = 1e-14;
+  settings[0].kl.mean = 0;
+  settings[1].kl.mean = 1e-14;
   const std::string svg = fidelity_svg(settings, "", "");
   expect_well_formed(svg);
   EXPECT_EQ(count(svg, ">&lt; 5e-9<"), 1U);
   EXPECT_EQ(count(svg, "nan"), 0U);
   EXPECT_EQ(count(svg, "inf"), 0U);
-  for (Fidelity& one : settings) one.error_mean = one.kl_mean = 0;
+  for (Fidelity& one : settings) one.error_mean = one.kl.mean = 0;
   const std::string zero = fidelity_svg(settings, "", "");
   expect_well_formed(zero);
   EXPECT_EQ(count(zero, ">&lt; "), 2U);

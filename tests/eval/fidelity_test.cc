@@ -49,7 +49,7 @@ TEST_F(FidelityOfTheBundledModel, NothingIsLostWhereEveryRowIsAttended) {
     const Fidelity all = of({.index = index, .k = TopK::same(10000), .window = 64});
     EXPECT_EQ(all.tokens, 48);
     EXPECT_LT(all.error_p90, 1e-4) << index;
-    EXPECT_LT(all.kl_max, 1e-3) << index;
+    EXPECT_LT(all.kl.most, 1e-3) << index;
     EXPECT_EQ(all.agreement, 1) << index;
     EXPECT_NEAR(all.mass.value(), 1, 1e-4) << index;
     EXPECT_EQ(all.recall.value(), 1) << index;
@@ -67,7 +67,7 @@ TEST_F(FidelityOfTheBundledModel, MoreRowsAndATailAreNearer) {
   EXPECT_GT(more.mass.value(), few.mass.value());
   EXPECT_NEAR(few.rows, 4, 1e-9);
   EXPECT_LT(tail.error_mean, few.error_mean / 2);
-  EXPECT_LT(tail.kl_mean, few.kl_mean);
+  EXPECT_LT(tail.kl.mean, few.kl.mean);
   EXPECT_NEAR(tail.mass.value(), few.mass.value(), 1e-6) << "the rows are the same";
   EXPECT_EQ(tail.bytes_read - few.bytes_read, context_->index_memory("codes:k=16,v=8"));
 }

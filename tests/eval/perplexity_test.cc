@@ -66,6 +66,16 @@ TEST_F(PerplexityOfTheBundledModel, IsThatOfAForwardPassOverTheWholePiece) {
   EXPECT_EQ(report.scored, scored);
   ASSERT_EQ(std::ssize(report.dense.nats), 2 * scored);
   const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
+  const PredictionDifference& few = report.settings[1].predictions;
+  ASSERT_EQ(std::ssize(few.delta_p), 2 * scored);
+  for (std::size_t i = 0; i < few.delta_p.size(); ++i) {
+    const double p = std::exp(-report.settings[1].nats[i]) - std::exp(-report.dense.nats[i]);
+    EXPECT_NEAR(few.delta_p[i], p, 1e-12) << i;
+  }
+  EXPECT_GT(spread_of(few.kl).mean, 1e-3);
+  const PredictionDifference& all_found = report.settings[0].predictions;
+  EXPECT_LT(spread_of(all_found.kl).most, 1e-6);
+  EXPECT_EQ(all_found.same_top, 2 * scored);
   double sum = 0;
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     const std::vector<float> logits = model_->logits(pieces_[p]);
@@ -101,6 +111,8 @@ PerplexityReport three_pieces() {
   report.settings.push_back({.options = {.tail = "none"}, .k = "64"});
   report.settings[0].nats = {1.5, 2.5, 3, 4, 6, 7};
   report.settings[0].seconds = 1;
+  report.settings[0].predictions = {
+      .kl = {0.5, 0, 0.1, 0.2, 0.4, 0.3}, .delta_p = {-0.1, 0.1, 0, 0, 0.2, -0.2}, .same_top = 3};
   return report;
 }
 
@@ -119,6 +131,19 @@ TEST(PerplexityDifference, IsPairedPieceByPiece) {
   EXPECT_FALSE(difference(one.settings[0], one).interval);
 }
 
+TEST(PerplexitySpread, InterpolatesBetweenNeighbours) {
+  const Spread of = spread_of({0.5, 0, 0.1, 0.2, 0.4, 0.3});
+  EXPECT_DOUBLE_EQ(of.mean, 0.25);
+  EXPECT_DOUBLE_EQ(of.median, 0.25);
+  EXPECT_DOUBLE_EQ(of.p90, 0.45);
+  EXPECT_DOUBLE_EQ(of.p95, 0.475);
+  EXPECT_DOUBLE_EQ(of.p99, 0.495);
+  EXPECT_EQ(of.most, 0.5);
+  const Spread one = spread_of({2});
+  EXPECT_EQ(one.median, 2);
+  EXPECT_EQ(one.most, 2);
+}
+
 TEST(PerplexityLines, AreOfDenseAttentionAndOfEachSetting) {
   const PerplexityReport report = three_pieces();
   const auto lines = perplexity_json(report, {10, "bf16", "dense", "stored", "host", "0.1.0"});
@@ -130,6 +155,11 @@ TEST(PerplexityLines, AreOfDenseAttentionAndOfEachSetting) {
   EXPECT_EQ(lines[0].at("tokens_per_second"), 3);
   EXPECT_EQ(lines[1].at("setting"), "exact, top 64, tail none");
   EXPECT_EQ(lines[1].at("difference"), 0.5);
+  EXPECT_TRUE(lines[0].at("kl_mean").is_null());
+  EXPECT_DOUBLE_EQ(lines[1].at("kl_mean"), 0.25);
+  EXPECT_DOUBLE_EQ(lines[1].at("delta_p_mean"), 0);
+  EXPECT_DOUBLE_EQ(lines[1].at("delta_p_rms"), std::sqrt(0.1 / 6));
+  EXPECT_EQ(lines[1].at("same_top"), 0.5);
   EXPECT_TRUE(lines[1].at("bytes_read").is_null());
   const std::vector<Token> ids = {7, 8, 9, 10, 11, 12};
   EXPECT_EQ(token_csv(report, 10, ids),

@@ -97,7 +97,7 @@ ResultTable table_of(const FidelityReport& report) {
     rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
                     fmt::format("{:.4f}", of.error_p90),
                     of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
-                    fmt::format("{:.5f}", of.kl_mean), fmt::format("{:.5f}", of.kl_max),
+                    fmt::format("{:.5f}", of.kl.mean), fmt::format("{:.5f}", of.kl.most),
                     fmt::format("{:.3f}", of.agreement), number(of.mass), number(of.mass_p10),
                     number(of.recall), number(of.mass_recall), number(of.mass_recall_p10),
                     fmt::format("{:.3f}", of.perplexity),

@@ -114,23 +114,48 @@ std::string table(const PerplexityReport& report, std::size_t width) {
                       {.width = width, .keys = 4U});
 }
 
+/// How the predictions of each setting differ from those of dense attention.
+std::string prediction_table(const PerplexityReport& report, std::size_t width) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Perplexity& of : report.settings) {
+    const PredictionDifference& differs = of.predictions;
+    const Spread kl = spread_of(differs.kl);
+    std::vector<std::string> row = {of.options.index, of.k, of.options.tail};
+    for (const double figure : {kl.mean, kl.median, kl.p90, kl.p95, kl.p99, kl.most})
+      row.push_back(fmt::format("{:.5f}", figure));
+    row.push_back(fmt::format("{:+.3f} %", 100 * differs.mean_delta_p()));
+    row.push_back(fmt::format("{:.3f} %", 100 * differs.rms_delta_p()));
+    row.push_back(fmt::format("{:.2f} %", 100 * differs.agreement()));
+    rows.push_back(std::move(row));
+  }
+  return format_table({{"index", "top k", "tail", "KL mean", "median", "90 %", "95 %", "99 %",
+                        "most", "Δp mean", "Δp RMS", "same top"},
+                       rows,
+                       {false, true, false, true, true, true, true, true, true, true, true, true}},
+                      {.width = width, .keys = 3U});
+}
+
 void print_report(const PerplexityReport& report, const PerplexityFacts& facts) {
   const std::size_t width = line_width(stdout);
   fmt::print("{}\n", table(report, width));
+  if (!report.settings.empty()) fmt::print("{}\n", prediction_table(report, width));
   fmt::print(
       "{}",
-      labelled(
-          "",
-          fmt::format("{} tokens scored: the last {} of each of {} pieces of {} tokens ({} "
-                      "prefill, rows {}), fed one by one. rows: mean rows that a query head "
-                      "attended beyond window and sinks. worse by: nats per token above dense "
-                      "attention, over these tokens{}. read: bytes of the context.",
-                      format_grouped(std::ssize(report.dense.nats)), report.scored, report.pieces,
-                      format_grouped(facts.piece_tokens), facts.prefill, facts.kv_dtype,
-                      report.pieces > 1 ? ", in brackets its 95 % interval over the pieces "
-                                          "(Student's)"
-                                        : ""),
-          width, 0));
+      labelled("",
+               fmt::format(
+                   "{} tokens scored: the last {} of each of {} pieces of {} tokens ({} "
+                   "prefill, rows {}), fed one by one. rows: mean rows that a query head "
+                   "attended beyond window and sinks. worse by: nats per token above dense "
+                   "attention, over these tokens{}. read: bytes of the context. KL: divergence of "
+                   "the next token's distribution from dense attention's, in nats. Δp: "
+                   "probability of the token that came, minus dense attention's. same top: tokens "
+                   "with dense attention's most likely token.",
+                   format_grouped(std::ssize(report.dense.nats)), report.scored, report.pieces,
+                   format_grouped(facts.piece_tokens), facts.prefill, facts.kv_dtype,
+                   report.pieces > 1 ? ", in brackets its 95 % interval over the pieces "
+                                       "(Student's)"
+                                     : ""),
+               width, 0));
 }
 
 int run_perplexity(PerplexityFlags flags) {

@@ -71,14 +71,16 @@ std::string whole_bytes(double bytes) {
 /// One quantity of all settings that have a place.
 class FidelityPanel {
  public:
-  FidelityPanel(const std::vector<Series>& series, double Fidelity::*value, const PlotArea& area,
+  using Value = double (*)(const Fidelity&);
+
+  FidelityPanel(const std::vector<Series>& series, Value value, const PlotArea& area,
                 ChartWriter& writer)
       : series_(series), value_(value), area_(area), writer_(writer) {
     std::vector<double> bytes, values;
     for (const Series& one : series) {
       for (const Fidelity* point : one.points) {
         bytes.push_back(static_cast<double>(point->bytes_read));
-        values.push_back(point->*value);
+        values.push_back(value(*point));
       }
     }
     across_ = binary_axis(bytes);
@@ -106,7 +108,7 @@ class FidelityPanel {
   double x_of(const Fidelity* point) const {
     return area_.across(across_, static_cast<double>(point->bytes_read));
   }
-  double y_of(const Fidelity* point) const { return y_of(point->*value_); }
+  double y_of(const Fidelity* point) const { return y_of(value_(*point)); }
 
   void draw_axes() {
     std::vector<Tick> up, across;
@@ -128,7 +130,7 @@ class FidelityPanel {
     }
     for (const Fidelity* point : points) {
       writer_.mark(s, x_of(point), y_of(point),
-                   fmt::format("{}: {:.3g}, {} per token", setting_text(*point), point->*value_,
+                   fmt::format("{}: {:.3g}, {} per token", setting_text(*point), value_(*point),
                                byte_text(point->bytes_read)));
     }
     writer_.end_series();
@@ -198,7 +200,7 @@ class FidelityPanel {
   }
 
   const std::vector<Series>& series_;
-  double Fidelity::*value_;
+  Value value_;
   PlotArea area_;
   ChartWriter& writer_;
   LogAxis across_, up_;
@@ -223,7 +225,7 @@ std::vector<std::string> notes_on(const std::vector<Fidelity>& settings) {
 
 bool has_place(const Fidelity& setting) {
   return setting.bytes_read > 0 && std::isfinite(setting.error_mean) &&
-         std::isfinite(setting.kl_mean);
+         std::isfinite(setting.kl.mean);
 }
 
 std::string fidelity_svg(const std::vector<Fidelity>& settings, const std::string& title,
@@ -238,10 +240,12 @@ std::string fidelity_svg(const std::vector<Fidelity>& settings, const std::strin
       std::max(left + chart::least_plot_width + chart::right, chart::margin + text_width);
   PlotArea area{left, chart::first_panel, width - left - chart::right, plot_height};
   ChartWriter writer;
-  FidelityPanel(series, &Fidelity::error_mean, area, writer)
+  FidelityPanel(
+      series, [](const Fidelity& of) { return of.error_mean; }, area, writer)
       .draw("Error of a layer's output, |out - dense| / |dense|, mean");
   area.y += plot_height + chart::below_plot;
-  FidelityPanel(series, &Fidelity::kl_mean, area, writer)
+  FidelityPanel(
+      series, [](const Fidelity& of) { return of.kl.mean; }, area, writer)
       .draw("KL divergence of the next token from dense attention's, nats, mean");
   int y = area.y + plot_height + chart::below_plot - 22;
   for (std::size_t s = 0; s < series.size(); ++s, y += chart::legend_line) {

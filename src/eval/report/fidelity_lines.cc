@@ -1,6 +1,7 @@
 #include "src/eval/report/fidelity_lines.h"
 
 #include "src/core/format/json_null.h"
+#include "src/eval/report/kl_fields.h"
 
 namespace topkv {
 namespace {
@@ -41,8 +42,9 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
       json["layer_keys_75"].push_back(known ? Json(layer.mean_keys()) : Json(nullptr));
       json["layer_entropy"].push_back(known ? Json(layer.mean_entropy()) : Json(nullptr));
     }
-    json["kl_mean"] = setting.kl_mean;
-    json["kl_max"] = setting.kl_max;
+    add_kl(json, setting.kl);
+    json["delta_p_mean"] = setting.delta_p_mean;
+    json["delta_p_rms"] = setting.delta_p_rms;
     json["agreement"] = setting.agreement;
     json["perplexity"] = setting.perplexity;
     json["dense_perplexity"] = report.dense_perplexity;

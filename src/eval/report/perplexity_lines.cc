@@ -4,6 +4,7 @@
 
 #include "src/core/format/csv.h"
 #include "src/core/format/json_null.h"
+#include "src/eval/report/kl_fields.h"
 #include "src/eval/run/retrieval_setting.h"
 
 namespace topkv {
@@ -35,6 +36,11 @@ std::vector<Json> perplexity_json(const PerplexityReport& report, const Perplexi
     json["difference"] = is_dense ? Json(nullptr) : Json(worse.mean);
     json["difference_low"] = worse.interval ? Json(worse.interval->low) : Json(nullptr);
     json["difference_high"] = worse.interval ? Json(worse.interval->high) : Json(nullptr);
+    const PredictionDifference& predictions = of.predictions;
+    add_kl(json, is_dense ? std::nullopt : std::optional(spread_of(predictions.kl)));
+    json["delta_p_mean"] = is_dense ? Json(nullptr) : Json(predictions.mean_delta_p());
+    json["delta_p_rms"] = is_dense ? Json(nullptr) : Json(predictions.rms_delta_p());
+    json["same_top"] = is_dense ? Json(nullptr) : Json(predictions.agreement());
     json["rows"] = is_dense ? Json(nullptr) : Json(of.rows);
     json["bytes_read"] = or_null(of.bytes_read);
     json["decode_seconds"] = of.seconds;

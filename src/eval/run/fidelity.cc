@@ -63,8 +63,9 @@ bool has_rule(const RetrievalOptions& options) { return options.mass || options.
 struct Sums {
   std::vector<std::vector<double>> errors;  // per layer
   std::vector<float> masses;                // per layer that retrieves, token and query head
-  double kl = 0, kl_max = 0, log_likelihood = 0;
-  std::int64_t agree = 0, tokens = 0, predicted = 0;
+  PredictionDifference predictions;
+  double log_likelihood = 0;
+  std::int64_t tokens = 0, predicted = 0;
   SessionStats stats;
   TailFigures tail;
 };
@@ -92,7 +93,7 @@ class Comparison {
       Session session(settings_[s].context, options_of(s, probe), model_.device());
       const std::vector<float> logits = model_.logits(session, probe);
       score(probe, logits, sums_[s].log_likelihood);
-      compare(dense, logits, sums_[s]);
+      compare(probe, dense, logits, sums_[s]);
       sums_[s].predicted += std::ssize(probe) - 1;
     }
   }
@@ -230,16 +231,15 @@ class Comparison {
     }
   }
 
-  void compare(const std::vector<float>& dense, const std::vector<float>& logits,
-               Sums& sums) const {
+  void compare(const Probe& probe, const std::vector<float>& dense,
+               const std::vector<float>& logits, Sums& sums) const {
     const std::int64_t tokens = std::ssize(dense) / model_.config().vocab_size;
     for (std::int64_t t = 0; t < tokens; ++t) {
-      const std::vector<double> want = log_probabilities(row(dense, t));
-      const std::vector<double> got = log_probabilities(row(logits, t));
-      const double kl = divergence(want, got);
-      sums.kl += kl;
-      sums.kl_max = std::max(sums.kl_max, kl);
-      sums.agree += most_likely(want) == most_likely(got) ? 1 : 0;
+      const bool last = t + 1 == tokens;
+      sums.predictions.add(
+          log_probabilities(row(dense, t)), log_probabilities(row(logits, t)),
+          last ? std::nullopt
+               : std::optional<std::int64_t>(probe[static_cast<std::size_t>(t + 1)]));
     }
   }
 
@@ -273,9 +273,10 @@ class Comparison {
     }
     const auto tokens = static_cast<double>(sums.tokens);
     of.tokens = sums.tokens;
-    of.kl_mean = sums.kl / tokens;
-    of.kl_max = sums.kl_max;
-    of.agreement = static_cast<double>(sums.agree) / tokens;
+    if (sums.tokens > 0) of.kl = spread_of(sums.predictions.kl);
+    of.delta_p_mean = sums.predictions.mean_delta_p();
+    of.delta_p_rms = sums.predictions.rms_delta_p();
+    of.agreement = sums.predictions.agreement();
     of.perplexity = perplexity(sums.log_likelihood, sums.predicted);
     if (!has_rule(of.options)) {
       of.mass = 1;

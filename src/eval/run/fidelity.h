@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/eval/run/attention_spread.h"
+#include "src/eval/run/likelihood.h"
 #include "topkv/model.h"
 #include "topkv/progress.h"
 
@@ -30,8 +31,11 @@ struct Fidelity {
   /// What the sessions tell of error and mass themselves (TailFigures), over query heads.
   std::optional<double> error_told = {};
   std::optional<double> mass_told = {};
-  double kl_mean = 0;  ///< of the next token's distribution, natural log, KL(dense || this)
-  double kl_max = 0;
+  Spread kl = {};  ///< of the next token's distribution, natural log, KL(dense || this)
+  /// The probability of the token that came, minus its probability with dense attention: mean and
+  /// root mean square.
+  double delta_p_mean = 0;
+  double delta_p_rms = 0;
   double agreement = 0;  ///< share of tokens with the same most likely next one
   double perplexity = 0;
   /// Share of dense attention's mass that the rows attended hold; none with a rule of which rows

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,5 +30,35 @@ template <class T>
 std::ptrdiff_t most_likely(const std::vector<T>& log_p) {
   return std::max_element(log_p.begin(), log_p.end()) - log_p.begin();
 }
+
+/// How numbers are spread. Percentiles are interpolated between the two nearest numbers, as
+/// llama-perplexity does.
+struct Spread {
+  double mean = 0;
+  double median = 0;
+  double p90 = 0;
+  double p95 = 0;
+  double p99 = 0;
+  double most = 0;
+};
+/// REQUIRES: a number.
+Spread spread_of(std::vector<double> numbers);
+
+/// How predictions of tokens differ from those with dense attention, token by token.
+/// llama-perplexity --kl-divergence has the same statistics.
+struct PredictionDifference {
+  std::vector<double> kl = {};       ///< KL divergence from dense attention's, in nats
+  std::vector<double> delta_p = {};  ///< the probability of the token that came, minus dense's
+  std::int64_t same_top = 0;         ///< tokens whose most likely token is dense attention's
+
+  /// Adds a token's log probabilities. next: the token that came, if it is known.
+  void add(const std::vector<double>& dense, const std::vector<double>& found,
+           std::optional<std::int64_t> next);
+
+  /// The next three: 0 without a token.
+  double agreement() const;  ///< the share of same_top
+  double mean_delta_p() const;
+  double rms_delta_p() const;
+};
 
 }  // namespace topkv

@@ -1,12 +1,12 @@
 #include "src/eval/run/perplexity.h"
 
 #include <cmath>
+#include <deque>
 #include <numeric>
 #include <utility>
 
 #include "src/core/threads/stopwatch.h"
 #include "src/eval/run/bytes_read.h"
-#include "src/eval/run/likelihood.h"
 
 namespace topkv {
 namespace {
@@ -14,6 +14,50 @@ namespace {
 double mean_of(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
+
+/// A session that is fed the tokens of a piece.
+class Reader {
+ public:
+  Reader(const Model& model, std::shared_ptr<const Context> context, std::int64_t tokens,
+         Perplexity& of)
+      : model_(model),
+        context_(std::move(context)),
+        session_(context_, with_capacity(of.options, tokens), model.device()),
+        of_(of) {}
+
+  /// Returns the log probabilities of what may follow `token`; `next` follows.
+  std::vector<double> feed(const Token& token, Token next) {
+    const Stopwatch watch;
+    const std::vector<float> logits = model_.logits(session_, std::span(&token, 1));
+    of_.seconds += watch.seconds();
+    std::vector<double> log_p = log_probabilities(logits);
+    of_.nats.push_back(-log_p[static_cast<std::size_t>(next)]);
+    return log_p;
+  }
+
+  void finish(std::int64_t tokens) {
+    of_.options = session_.options();
+    const SessionStats& stats = session_.stats();
+    const double rows = static_cast<double>(stats.rows_retrieved) / static_cast<double>(tokens);
+    const std::optional<std::int64_t> bytes = bytes_read(*context_, of_.options, rows);
+    of_.bytes_read =
+        bytes && of_.bytes_read ? std::optional(*of_.bytes_read + *bytes) : std::nullopt;
+    of_.rows += stats.rows_per_retrieving_head(context_->shape().q_heads);
+  }
+
+  Perplexity& of() { return of_; }
+
+ private:
+  static RetrievalOptions with_capacity(RetrievalOptions options, std::int64_t tokens) {
+    options.capacity = tokens;
+    return options;
+  }
+
+  const Model& model_;
+  std::shared_ptr<const Context> context_;
+  Session session_;
+  Perplexity& of_;
+};
 
 }  // namespace
 
@@ -43,34 +87,25 @@ PerplexityRun::PerplexityRun(const Model& model, std::vector<Perplexity> setting
 void PerplexityRun::add(const std::shared_ptr<const Context>& context,
                         std::span<const Token> tokens,
                         const std::function<void(std::int64_t)>& told) {
+  const std::int64_t scored = std::ssize(tokens) - 1;
+  Reader dense(model_, context, scored + 1, report_.dense);
+  std::deque<Reader> settings;  // a session stays where it is
+  for (Perplexity& setting : report_.settings)
+    settings.emplace_back(model_, context, scored + 1, setting);
   std::int64_t fed = 0;
-  const auto tell = [&] { told(fed++); };
-  score(context, tokens, report_.dense, tell);
-  for (Perplexity& setting : report_.settings) score(context, tokens, setting, tell);
-  report_.scored = std::ssize(tokens) - 1;
-  ++report_.pieces;
-}
-
-void PerplexityRun::score(const std::shared_ptr<const Context>& context,
-                          std::span<const Token> tokens, Perplexity& of,
-                          const std::function<void()>& told) const {
-  RetrievalOptions options = of.options;
-  options.capacity = std::ssize(tokens);
-  Session session(context, options, model_.device());
   for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
-    told();
-    const Stopwatch watch;
-    const std::vector<float> logits = model_.logits(session, tokens.subspan(t, 1));
-    of.seconds += watch.seconds();
-    of.nats.push_back(-log_probabilities(logits)[static_cast<std::size_t>(tokens[t + 1])]);
+    told(fed++);
+    const std::vector<double> expected = dense.feed(tokens[t], tokens[t + 1]);
+    for (Reader& setting : settings) {
+      told(fed++);
+      const std::vector<double> found = setting.feed(tokens[t], tokens[t + 1]);
+      setting.of().predictions.add(expected, found, tokens[t + 1]);
+    }
   }
-  of.options = session.options();
-  const SessionStats& stats = session.stats();
-  const double rows =
-      static_cast<double>(stats.rows_retrieved) / static_cast<double>(tokens.size() - 1);
-  const std::optional<std::int64_t> bytes = bytes_read(*context, of.options, rows);
-  of.bytes_read = bytes && of.bytes_read ? std::optional(*of.bytes_read + *bytes) : std::nullopt;
-  of.rows += stats.rows_per_retrieving_head(context->shape().q_heads);
+  dense.finish(scored);
+  for (Reader& setting : settings) setting.finish(scored);
+  report_.scored = scored;
+  ++report_.pieces;
 }
 
 PerplexityReport PerplexityRun::report() const {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "src/eval/run/confidence_interval.h"
+#include "src/eval/run/likelihood.h"
 #include "topkv/model.h"
 #include "topkv/progress.h"
 
@@ -23,9 +24,10 @@ namespace topkv {
 /// Of one choice of options, or of dense attention, over all pieces.
 struct Perplexity {
   RetrievalOptions options = {};
-  std::string k = {};             ///< as given
-  std::vector<double> nats = {};  ///< -log p of each token scored, piece by piece
-  double seconds = 0;             ///< that the steps took
+  std::string k = {};                     ///< as given
+  std::vector<double> nats = {};          ///< -log p of each token scored, piece by piece
+  PredictionDifference predictions = {};  ///< empty for dense attention
+  double seconds = 0;                     ///< that the steps took
   double rows = 0;  ///< retrieved, per token and query head of a layer that retrieves; 0: none does
   std::optional<std::int64_t> bytes_read = {};  ///< of the context, per token; none: not known
 
@@ -54,10 +56,10 @@ class PerplexityRun {
   /// settings: options and k. model: outlives it.
   PerplexityRun(const Model& model, std::vector<Perplexity> settings);
 
-  /// Feeds each of tokens but the last to a session with dense attention over the context and to
-  /// one with each of the options, and scores the one behind it. The context has what the options
-  /// name. tokens: at least 2, as many in each call. told: called with the tokens that all sessions
-  /// have been fed, before each.
+  /// Feeds each of tokens but the last to a session with dense attention over the context and then
+  /// to one with each of the options, and scores the one behind it. The context has what the
+  /// options name. tokens: at least 2, as many in each call. told: called with the tokens that all
+  /// sessions have been fed, before each.
   void add(const std::shared_ptr<const Context>& context, std::span<const Token> tokens,
            const std::function<void(std::int64_t)>& told);
 
@@ -65,9 +67,6 @@ class PerplexityRun {
   PerplexityReport report() const;
 
  private:
-  void score(const std::shared_ptr<const Context>& context, std::span<const Token> tokens,
-             Perplexity& of, const std::function<void()>& told) const;
-
   const Model& model_;
   PerplexityReport report_;  // rows and bytes are sums over pieces
 };
