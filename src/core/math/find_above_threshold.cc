@@ -5,6 +5,7 @@
 #define HWY_TARGET_INCLUDE "src/core/math/find_above_threshold.cc"
 #include <hwy/foreach_target.h>
 #include "src/core/math/simd.h"
+#include "src/core/math/chosen_lanes.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
@@ -29,7 +30,7 @@ std::int64_t find_above_any(const float* scores, std::int64_t count, float thres
     auto index = hn::Add(begin, hn::Set(di, static_cast<std::int32_t>(i)));
     for (std::int64_t v = 0; v < 4; ++v) {
       const auto mask = hn::RebindMask(di, above(v));
-      hn::StoreU(hn::Compress(index, mask), di, found + size);  // size <= i: there is room
+      hn::StoreU(chosen_first(di, index, mask), di, found + size);  // size <= i: there is room
       size += static_cast<std::int64_t>(hn::CountTrue(di, mask));
       index = hn::Add(index, step);
     }

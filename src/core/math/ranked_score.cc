@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "src/core/math/ranked_score.cc"
 #include <hwy/foreach_target.h>
 #include "src/core/math/simd.h"
+#include "src/core/math/chosen_lanes.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
@@ -39,7 +40,7 @@ std::int64_t take_from_any(const float* scores, std::int64_t count, float least,
     const auto x = hn::LoadU(d, scores + i);
     const auto mask = hn::Ge(x, limit);
     // Of a whole vector, as size <= i: some processors take long to store a compressed one.
-    hn::StoreU(hn::Compress(x, mask), d, out + size);
+    hn::StoreU(chosen_first(d, x, mask), d, out + size);
     size += static_cast<std::int64_t>(hn::CountTrue(d, mask));
   }
   for (; i < count; ++i) {
