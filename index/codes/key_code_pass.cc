@@ -122,13 +122,17 @@ struct HalfTable {
 
 void make_tables_any(const float* slots, std::int64_t bytes, SlotWeights& weights) {
   const auto half = [&](std::int64_t i) { return HalfTable{slots[2 * i], slots[2 * i + 1]}; };
-  float range = 0;  // of a byte
-  for (std::int64_t b = 0; b < bytes; ++b) {
+  const auto range_of = [&](std::int64_t b) {
     const HalfTable low = half(2 * b);
     const HalfTable high = half(2 * b + 1);
-    range = std::max(range, low.most() - low.least() + high.most() - high.least());
+    return low.most() - low.least() + high.most() - high.least();
+  };
+  float range = 0;  // of two bytes that are added up in 8 bits
+  for (std::int64_t b = 0; b < (bytes + 1) / 2; ++b) {
+    const std::int64_t other = bytes - 1 - b;
+    range = std::max(range, range_of(b) + (other == b ? 0.0F : range_of(other)));
   }
-  const float step = range / 254;  // so that two entries, rounded up, still fit into 8 bits
+  const float step = range / 253;  // so that four entries, rounded up, still fit into 8 bits
   weights.tables.resize(static_cast<std::size_t>(32 * bytes));
   weights.table_step = step;
   weights.table_offset = 0;
@@ -184,25 +188,49 @@ HWY_INLINE void score_block(const std::uint8_t* block, std::int64_t bytes,
   const auto low = hn::Set(d8, std::uint8_t{15});
   for (std::int64_t b = 0; b < bytes; ++b) __builtin_prefetch(block + b * code_block + ahead, 0, 2);
   alignas(64) std::uint16_t whole[count][code_block];
+  const std::uint8_t* tables[count];
+  for (std::int64_t q = 0; q < count; ++q) tables[q] = queries[q].tables.data();
   for (std::int64_t first = 0; first < code_block; first += lanes) {
     // Sums of 8 bits are added up two at a time as 16 bits, which wrap around; the odd ones once
-    // more alone.
+    // more alone. Loops over queries are unrolled so that their sums stay in registers.
     hn::Vec<decltype(d16)> both[count];
     hn::Vec<decltype(d16)> odd[count];
+#pragma GCC unroll 4
     for (std::int64_t q = 0; q < count; ++q) both[q] = odd[q] = hn::Zero(d16);
-    for (std::int64_t b = 0; b < bytes; ++b) {
-      const auto codes = hn::LoadU(d8, block + b * code_block + first);
-      const auto lower = hn::And(codes, low);
-      const auto upper = hn::ShiftRight<4>(codes);
+    const auto codes_of = [&](std::int64_t b)
+                              HWY_ATTR { return hn::LoadU(d8, block + b * code_block + first); };
+    const auto entries = [&](std::int64_t q, std::int64_t half, auto of) HWY_ATTR {
+      return hn::TableLookupBytes(hn::LoadDup128(d8, tables[q] + 16 * half), of);
+    };
+    const auto add = [&](std::int64_t q, auto sum8) HWY_ATTR {
+      const auto sum = hn::BitCast(d16, sum8);
+      both[q] = hn::Add(both[q], sum);
+      odd[q] = hn::Add(odd[q], hn::ShiftRight<8>(sum));
+    };
+    for (std::int64_t b = 0; b < bytes / 2; ++b) {
+      const std::int64_t c = bytes - 1 - b;
+      const auto one = codes_of(b);
+      const auto other = codes_of(c);
+      const auto one_low = hn::And(one, low);
+      const auto one_high = hn::ShiftRight<4>(one);
+      const auto other_low = hn::And(other, low);
+      const auto other_high = hn::ShiftRight<4>(other);
+#pragma GCC unroll 4
       for (std::int64_t q = 0; q < count; ++q) {
-        const std::uint8_t* table = queries[q].tables.data() + 32 * b;
-        const auto sum =
-            hn::BitCast(d16, hn::Add(hn::TableLookupBytes(hn::LoadDup128(d8, table), lower),
-                                     hn::TableLookupBytes(hn::LoadDup128(d8, table + 16), upper)));
-        both[q] = hn::Add(both[q], sum);
-        odd[q] = hn::Add(odd[q], hn::ShiftRight<8>(sum));
+        const auto sum = hn::Add(entries(q, 2 * b, one_low), entries(q, 2 * b + 1, one_high));
+        add(q,
+            hn::Add(hn::Add(sum, entries(q, 2 * c, other_low)), entries(q, 2 * c + 1, other_high)));
       }
     }
+    if (bytes % 2 != 0) {
+      const auto middle = codes_of(bytes / 2);
+#pragma GCC unroll 4
+      for (std::int64_t q = 0; q < count; ++q) {
+        add(q, hn::Add(entries(q, bytes - 1, hn::And(middle, low)),
+                       entries(q, bytes, hn::ShiftRight<4>(middle))));
+      }
+    }
+#pragma GCC unroll 4
     for (std::int64_t q = 0; q < count; ++q) {
       const auto even = hn::Sub(both[q], hn::ShiftLeft<8>(odd[q]));
       hn::StoreInterleaved2(even, odd[q], d16, whole[q] + first);
@@ -212,6 +240,7 @@ HWY_INLINE void score_block(const std::uint8_t* block, std::int64_t bytes,
     const auto step = hn::Set(d, queries[q].table_step);
     const auto offset = hn::Set(d, queries[q].table_offset);
     auto high = hn::Set(d, std::numeric_limits<float>::lowest());
+#pragma GCC unroll 4
     for (std::int64_t i = 0; i < code_block; i += floats) {
       const auto sum = hn::PromoteTo(d32, hn::LoadU(half16, whole[q] + i));
       const auto score = hn::MulAdd(hn::ConvertTo(d, sum), step, offset);

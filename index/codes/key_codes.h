@@ -44,7 +44,8 @@ struct SlotWeights {
   float step = 0;
   /// [bytes, 2 (the lower half of a byte, then the upper), 16], of the processors that read tables:
   /// the score of a key is about table_offset + table_step * the sum of the entries of its halves,
-  /// off by less than table_step for each. The entries of a byte add up to at most 255.
+  /// off by less than table_step for each. The entries of bytes b and bytes - 1 - b, of which one
+  /// varies much and one little, add up to at most 255.
   std::vector<std::uint8_t> tables;
   float table_offset = 0;
   float table_step = 0;

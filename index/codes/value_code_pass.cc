@@ -58,6 +58,7 @@ HWY_INLINE hn::Vec<D> power_of_2(D d, hn::Vec<D> x) {
   const auto rounded = hn::Sub(shifted, hn::Set(d, rounder));
   const auto part = hn::Sub(x, rounded);
   auto y = hn::Set(d, 1.112550926e-3F);
+#pragma GCC unroll 5
   for (const float c : {9.666282547e-3F, 5.557400469e-2F, 2.402235065e-1F, 6.931428306e-1F, 1.0F})
     y = hn::MulAdd(y, part, hn::Set(d, c));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -108,6 +109,7 @@ void weigh_scores_any(const float* scores, std::int64_t count, float high, float
     hn::Vec<Floats> total[2] = {hn::Zero(d), hn::Zero(d)};
     hn::Vec<Floats> squares[2] = {hn::Zero(d), hn::Zero(d)};
     for (std::int64_t i = begin; i < begin + value_block; i += 2 * lanes) {
+#pragma GCC unroll 2
       for (std::int64_t c = 0; c < 2; ++c) {
         const auto below = hn::Sub(hn::LoadU(d, scores + i + c * lanes), most);
         const auto weight = power_of_2(d, hn::Mul(below, log2_of_e));
@@ -134,6 +136,7 @@ RoundedWeights round_weights_any(const float* weights, std::uint32_t blocks, con
   const auto part = hn::Set(d, 1.0F / static_cast<float>(chains * lanes));
   const auto round_by = hn::Set(d, rounder);
   hn::Vec<Floats> carried[chains];
+#pragma GCC unroll 4
   for (std::int64_t c = 0; c < chains; ++c) {
     const auto number = hn::Iota(d, static_cast<float>(c * lanes) + 0.5F);
     carried[c] = hn::MulAdd(number, part, hn::Set(d, -0.5F));
@@ -146,6 +149,7 @@ RoundedWeights round_weights_any(const float* weights, std::uint32_t blocks, con
     const auto factor = hn::Set(d, factors[block] / unit);
     for (std::int64_t i = 0; i < value_block; i += chains * lanes) {
       hn::Vec<decltype(d32)> whole[chains];
+#pragma GCC unroll 4
       for (std::int64_t c = 0; c < chains; ++c) {
         const auto exact = hn::MulAdd(hn::LoadU(d, of_block + i + c * lanes), factor, carried[c]);
         const auto rounded = hn::Add(exact, round_by);
@@ -265,6 +269,7 @@ HWY_INLINE void make_tables(const std::uint8_t* whole, std::int64_t count, std::
     const auto weights = hn::LoadDup128(d, whole + i);
     for (std::int64_t b = 0; b < 64; b += size) {
       auto sum = hn::Zero(d);
+#pragma GCC unroll 4
       for (const auto& pattern : patterns.of) {
         sum = hn::Add(sum, hn::TableLookupBytesOr0(weights, hn::LoadU(d, pattern + b)));
       }
