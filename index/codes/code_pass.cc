@@ -18,7 +18,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t piece_keys = 65536;     // that a thread takes at a time
+constexpr std::int64_t piece_keys = sum_keys;  // that a thread takes at a time
 constexpr std::int64_t queries_at_a_time = 8;  // whose scores of a tile stay near
 // Blocks of codes in a sample: an eighth of all, within these bounds.
 constexpr std::int64_t least_sampled = 64;
@@ -51,6 +51,7 @@ struct CodePass::Work {
   std::vector<SlotWeights> all_weights;  // at least those
   std::vector<double> deviations;        // likewise
   std::vector<float> thresholds;         // likewise
+  std::vector<float> expected;           // likewise (CodeSums::expected)
   std::vector<ScoreEstimate> estimates;  // likewise
   // Of a token's sample:
   std::vector<float> scores;  // [heads, keys]
@@ -88,10 +89,12 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
     work.deviations[q] = weigh_scaled(index->coder(), query, scale, softcap, work.all_weights[q]);
   }
   work.thresholds.resize(queries);
+  work.expected.resize(queries);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const auto heads = static_cast<std::size_t>(group);
     set_thresholds(tokens[t], work.weights().subspan(t * heads, heads), work,
-                   std::span(work.thresholds).subspan(t * heads, heads));
+                   std::span(work.thresholds).subspan(t * heads, heads),
+                   std::span(work.expected).subspan(t * heads, heads));
   }
   // What is not listed is known to score no more than the threshold, if there is one, by its code.
   for (std::size_t q = 0; q < queries; ++q) {
@@ -134,10 +137,12 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
 }
 
 /// Of the scores of a sample of what a token may attend; where that is all there is, so that
-/// `wanted` scores reach it. thresholds: [group].
+/// `wanted` scores reach it. thresholds: [group]. expected: [group], CodeSums::expected.
 void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeights> weights,
-                              Work& work, std::span<float> thresholds) const {
+                              Work& work, std::span<float> thresholds,
+                              std::span<float> expected) const {
   std::ranges::fill(thresholds, no_threshold);
+  std::ranges::fill(expected, empty_lse);
   const PositionRange allowed{token.allowed.begin, std::min(token.allowed.end, rows.count())};
   const std::int64_t keys = allowed.size() - std::ssize(index->rare_in(allowed));
   if (wanted >= keys) return;  // all are listed
@@ -177,7 +182,7 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
     }
   }
   for (std::size_t g = 0; g < heads; ++g) {
-    const float* of = work.scores.data() + static_cast<std::int64_t>(g) * most;
+    float* of = work.scores.data() + static_cast<std::int64_t>(g) * most;
     const std::int64_t sampled = count_from(of, most, std::numeric_limits<float>::lowest());
     const double part = part_of(sampled);
     const std::int64_t rank = std::min(sampled, rank_of(sampled));
@@ -197,6 +202,24 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
     }
     // Just below it, so that scores equal to it are listed: there may be many of them.
     thresholds[g] = std::nextafter(threshold, no_threshold);
+    if (tail == nullptr) continue;
+    // Of keys that will not be listed.
+    work.above.resize(static_cast<std::size_t>(most));
+    const std::int64_t found = find_above(of, most, thresholds[g], work.above.data());
+    for (std::int64_t i = 0; i < found; ++i)
+      of[work.above[static_cast<std::size_t>(i)]] = empty_lse;
+    const float high = max_of(of, most);
+    if (high == empty_lse) continue;
+    double sum = 0;
+    float weights[code_block];
+    for (std::int64_t i = 0; i < samples; ++i) {
+      WeightSums of_block;
+      weigh_scores(of + i * code_block, code_block, high, weights, &of_block);
+      sum += of_block.total;
+    }
+    const double keys_a_part = static_cast<double>(std::min(sum_keys, rows.count()));
+    expected[g] =
+        high + static_cast<float>(std::log(sum * keys_a_part / static_cast<double>(sampled)));
   }
 }
 
@@ -208,7 +231,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   own.rare.resize(std::max(own.rare.size(), tokens.size()));
   own.listed.resize(std::max(own.listed.size(), tokens.size()));
   for (std::size_t q = 0; q < queries; ++q)
-    own.sums[q].reset(tail != nullptr ? tail->coder().lanes() : 0);
+    own.sums[q].reset(tail != nullptr ? tail->coder().lanes() : 0, rows.count(), work.expected[q]);
   PositionRange all{rows.count(), 0};
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const bool exact = tokens[t].parts.exact.out != nullptr;

@@ -50,7 +50,7 @@ struct CodePass {
   struct Work;
   void run_some(std::span<const PassToken> tokens) const;
   void set_thresholds(const PassToken& token, std::span<const SlotWeights> weights, Work& work,
-                      std::span<float> thresholds) const;
+                      std::span<float> thresholds, std::span<float> expected) const;
   void pass_piece(std::span<const PassToken> tokens, std::int64_t piece, Work& work) const;
 };
 

@@ -11,10 +11,17 @@
 namespace topkv {
 namespace {
 
-constexpr float negligible = 30;  // a tile this far below adds less than 1e-10
-// A block with less than this share of the sum of weights waits until that much waits with it. A
-// thread sums up 1024 blocks before it begins anew: where weights are even, all blocks are read.
-constexpr float waiting_share = 1.0F / 2048;
+constexpr float negligible = 25;  // the blocks of a thread that are this far below add 1e-6 at most
+// A block with less than a share of the sum of weights waits until that much waits with it. A
+// thread sums up 1024 blocks before it begins anew: with this share, all blocks are read where
+// weights are even.
+constexpr float least_share = 1.0F / 2048;
+// Even weights read this many parts of sum_keys, or a part of each. What chance there adds to an
+// output does not grow with the context, and is that of so many values.
+constexpr std::int64_t parts_read = 1;
+// Until that much is summed up, the share is one of the sum that is expected. No more than this
+// part of the sum so far waits for it, so that some blocks are read whatever was expected.
+constexpr float waits_at_first = 1.0F / 16;
 constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
 constexpr double largest_deviation = 1e6;
 
@@ -111,7 +118,10 @@ double weigh_scaled(const KeyCoder& coder, const float* query, float scale, floa
   return deviation < largest_deviation ? deviation : largest_deviation;  // NaN, beyond float32
 }
 
-void CodeSums::reset(std::int64_t lanes) {
+void CodeSums::reset(std::int64_t lanes, std::int64_t keys, float sum_expected) {
+  expected = sum_expected;
+  const std::int64_t parts = (keys + sum_keys - 1) / sum_keys;
+  share = least_share * std::max(1.0F, static_cast<float>(parts) / parts_read);
   high = empty_lse;
   total = squares = waiting = read = read_squares = 0;
   axes.assign(static_cast<std::size_t>(2 * lanes), 0.0F);
@@ -155,7 +165,7 @@ void CodeSums::give(const ValueCoder& coder, float correction, PartialView estim
   noise = {square * variance, read_square * coder.error_variance() + of_sample, coder.variance()};
 }
 
-float TileScores::high() const { return max_of(highs, blocks()); }
+float TileScores::high() const { return *std::max_element(highs, highs + blocks()); }
 
 void TileScores::update(std::int64_t block) {
   highs[block] = max_of(scores + block * code_block, code_block);
@@ -202,21 +212,33 @@ WeightedTile CodeSums::add(const TileScores& tile, std::span<float> weights,
   if (of_tile < high - negligible || of_tile == empty_lse) return to_read;
   raise(of_tile);
   const std::int64_t blocks = tile.blocks();
+  const auto counts = [&](std::int64_t b) { return tile.highs[b] >= high - negligible; };
   WeightSums sums[tile_blocks];
-  weigh_scores(tile.scores, blocks * code_block, high, weights.data(), sums);
+  for (std::int64_t b = 0; b < blocks;) {
+    std::int64_t end = b;
+    while (end < blocks && counts(end)) ++end;
+    if (end > b) {
+      const std::int64_t at = b * code_block;
+      weigh_scores(tile.scores + at, (end - b) * code_block, high,
+                   &weights[static_cast<std::size_t>(at)], sums + b);
+    }
+    b = end + 1;
+  }
   WeightSums all;
+  const float foreseen = share * std::exp(expected - high);
   float factors[tile_blocks];
   float largest = 0;
   for (std::int64_t b = 0; b < blocks; ++b) {
     all.total += sums[b].total;
     all.squares += sums[b].squares;
-    const float share = waiting_share * (total + all.total);
-    const bool light = !has_values || sums[b].total < share;
+    const float so_far = total + all.total;
+    const float most = std::max(share * so_far, std::min(foreseen, waits_at_first * so_far));
+    const bool light = !has_values || sums[b].total < most;
     if (light) waiting += sums[b].total;
-    if (!has_values || (light && waiting < share)) continue;
-    if (tile.highs[b] < high - negligible) continue;  // of keys that are left out, perhaps
-    factors[b] = light ? share / sums[b].total : 1;
-    if (light) waiting -= share;
+    if (!has_values || (light && waiting < most)) continue;
+    if (!counts(b)) continue;  // of keys that are left out, perhaps
+    factors[b] = light ? most / sums[b].total : 1;
+    if (light) waiting -= most;
     largest = std::max(largest, factors[b] * std::exp(tile.highs[b] - high));
     read_squares += factors[b] * factors[b] * sums[b].squares;
     to_read.blocks |= std::uint32_t{1} << b;

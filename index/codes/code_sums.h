@@ -15,6 +15,8 @@ namespace topkv {
 /// Keys scored at a time.
 inline constexpr std::int64_t code_tile = 512;
 inline constexpr std::int64_t tile_blocks = code_tile / code_block;
+/// Keys that a thread sums up at a time.
+inline constexpr std::int64_t sum_keys = 65536;
 
 /// Scores of one query with the keys first to first + count - 1, at most code_tile of them.
 struct TileScores {
@@ -84,6 +86,8 @@ double weigh_scaled(const KeyCoder& coder, const float* query, float scale, floa
 /// and all others are read as they are. The estimate is a mean of values, with weights of 0 and
 /// more that add up to 1.
 struct CodeSums {
+  float share = 0;          ///< of the weights, that waits at the most
+  float expected = 0;       ///< log of about the sum of exp(score) of all keys of the part
   float high = empty_lse;   ///< the largest score of a code
   float total = 0;          ///< of the weights exp(score - high)
   float squares = 0;        ///< of these
@@ -93,7 +97,9 @@ struct CodeSums {
   std::vector<float> axes;  ///< of the weights that the values that have the bit of each axis were
                             ///< read with (ValueCoder::place_of_sum)
 
-  void reset(std::int64_t lanes);
+  /// keys: of the context, in parts of sum_keys of which each has its sums. expected: -inf: not
+  /// known.
+  void reset(std::int64_t lanes, std::int64_t keys, float expected = empty_lse);
   /// Weights are relative to this score from now on, if it is larger.
   void raise(float score);
   /// Adds the weights of a tile. weights, rounded: [code_tile], workspaces. has_values: there are

@@ -14,8 +14,8 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t encode_values = 8192;     // that a thread encodes at a time
-constexpr std::int64_t tail_piece_keys = 65536;  // that a thread sums at a time
+constexpr std::int64_t encode_values = 8192;        // that a thread encodes at a time
+constexpr std::int64_t tail_piece_keys = sum_keys;  // that a thread sums at a time
 constexpr std::int64_t tail_queries_at_a_time = 8;
 
 }  // namespace
@@ -163,7 +163,7 @@ void CodeTail::attend_some(const QueryBlock& queries,
     for (std::int64_t piece = begin; piece < end; ++piece) {
       PositionRange all{rows_.count(), 0};
       for (std::size_t q = 0; q < count; ++q) {
-        of_piece(sums, piece)[q].reset(coder_.lanes());
+        of_piece(sums, piece)[q].reset(coder_.lanes(), rows_.count());
         Rare& own = of_piece(rare, piece)[q];
         own.attended.reset(1, rows_.dim());
         const PositionRange allowed = queries.allowed[q];

@@ -18,9 +18,11 @@ namespace {
 struct Summed {
   static constexpr std::int64_t lanes = 16;
 
-  /// scores: whole tiles; codes: of as many values.
-  Summed(const std::vector<float>& scores, const std::vector<std::uint8_t>& codes) {
-    sums.reset(lanes);
+  /// scores: whole tiles; codes: of as many values. keys, expected: as for CodeSums::reset; no
+  /// more keys than scores: 0.
+  Summed(const std::vector<float>& scores, const std::vector<std::uint8_t>& codes,
+         std::int64_t keys = 0, float expected = empty_lse) {
+    sums.reset(lanes, std::max(keys, std::ssize(scores)), expected);
     std::vector<float> weights(code_tile);
     std::vector<std::uint8_t> rounded(code_tile);
     std::vector<float> tile_scores(code_tile);
@@ -142,6 +144,51 @@ TEST(CodeSums, BlocksOfLittleWeightStandForEachOther) {
     EXPECT_GT(off, 0.05 * expected - rounding) << order;
     EXPECT_LT(off, 2.5 * std::max(expected, 0.0) + rounding) << order;
   }
+}
+
+TEST(CodeSums, LongContextsReadAPartOfEvenWeights) {
+  std::mt19937 random(7);
+  const std::int64_t count = sum_keys;
+  std::vector<float> scores(static_cast<std::size_t>(count));
+  for (float& x : scores) x = static_cast<float>(random() % 1000) / 1000;
+  double sum = 0;
+  for (const float x : scores) sum += std::exp(static_cast<double>(x));
+  const auto right = static_cast<float>(std::log(sum));
+  // What is expected may be far off: less is as if nothing were known, and more reads fewer blocks.
+  for (const float expected : {empty_lse, right - 30, right, right + 2, right + 1000}) {
+    double off = 0;
+    double noise = 0;
+    constexpr unsigned tries = 12;
+    for (unsigned i = 0; i < tries; ++i) {
+      const auto codes = codes_of(count, 20 + i);
+      const Summed got(scores, codes, 16 * count, expected);
+      const Wanted want(scores, codes, got.sums.high);
+      EXPECT_NEAR(got.sums.total / want.total, 1, 2e-6);
+      EXPECT_NEAR(got.sums.squares / want.squares, 1, 2e-6);
+      EXPECT_LT(got.sums.waiting, want.total / 16);
+      EXPECT_GT(got.blocks_read, 16);
+      EXPECT_LT(got.blocks_read, expected < right ? 450 : 200) << expected;
+      off += mean_square_off(got.sums, want);
+      // Bits are chance, of a variance of 1/4.
+      noise += (got.sums.read_squares / got.sums.read / got.sums.read -
+                got.sums.squares / got.sums.total / got.sums.total) /
+               4;
+    }
+    EXPECT_LT(off, 2.5 * noise) << expected;
+    EXPECT_GT(off, 0.3 * noise) << expected;
+  }
+}
+
+TEST(CodeSums, BlocksFarBelowAddNothing) {
+  const std::int64_t count = 2 * code_tile;
+  std::vector<float> scores(static_cast<std::size_t>(count), -28.0F);
+  scores[70] = 0;
+  scores[static_cast<std::size_t>(code_tile + 300)] = -20;
+  const auto codes = codes_of(count, 8);
+  const Summed got(scores, codes);
+  const Wanted want(scores, codes, 0);
+  EXPECT_NEAR(got.sums.total / want.total, 1, 1e-6);
+  EXPECT_EQ(got.blocks_read, 1);
 }
 
 TEST(CodeSums, KeysThatAreLeftOutAreNotRead) {
