@@ -7,6 +7,8 @@ again with a word replaced, to sum it up, and a question. Each is answered greed
 
 Writes a CSV row for each file and task: prompts, answers that differ, and of the prompts that were timed their number,
 tokens of a step, the share of drafted tokens that were accepted, tokens a second without and with drafts, and their ratio.
+`cpu_ratio` is the ratio of the CPU time that the process took after the first token of each answer, without drafts to with
+them. Other programs on the machine change it less than the rates.
 `quoting` counts the timed answers that have at least --quoted tokens in a row of the passage; rows `TASK, quoting` and
 `TASK, others` are about these answers and the others alone. The last rows are about all files. Ends with status 1 if an
 answer differs.
@@ -134,7 +136,17 @@ class Bench:
     def answer(self, context, prompt, draft):
         options = self.options
         session = topkv.Session(context, self.device, index=options.index, k=options.k, window=options.window)
-        return self.model.generate(session, prompt, max_tokens=options.answer, temperature=0, draft=draft)
+        began = []  # CPU time at the first token
+
+        def note(_):
+            if not began:
+                began.append(time.process_time())
+
+        result = self.model.generate(
+            session, prompt, max_tokens=options.answer, temperature=0, draft=draft, on_token=note
+        )
+        ended = time.process_time()
+        return result, ended - began[0] if began else 0.0
 
     def compare(self, job, timed):
         """[(task, {what is counted})] of a passage."""
@@ -147,7 +159,7 @@ class Bench:
             # The first of the two has cold memory: they take turns in being first.
             for draft in ["none", self.options.draft][:: 1 if number % 2 == 0 else -1]:
                 results[draft] = self.answer(context, prompt, draft)
-            plain, drafted = results["none"], results[self.options.draft]
+            (plain, plain_cpu), (drafted, drafted_cpu) = results["none"], results[self.options.draft]
             row = {"prompts": 1, "differ": plain.tokens != drafted.tokens}
             quotes = longest_common(plain.tokens, passage) >= self.options.quoted
             if timed:
@@ -155,6 +167,7 @@ class Bench:
                     "timed": 1, "quoting": quotes, "fed": drafted.steps, "steps": drafted.steps - drafted.accepted,
                     "drafted": drafted.drafted, "accepted": drafted.accepted,
                     "none_s": plain.decode_seconds, "draft_s": drafted.decode_seconds,
+                    "none_cpu_s": plain_cpu, "draft_cpu_s": drafted_cpu,
                 }  # fmt: skip
             rows.append((task, row))
             if timed:
@@ -171,6 +184,7 @@ def row_of(name, task, sums):
         name, task, int(of("prompts")), int(of("differ")), int(of("timed")), int(of("quoting")),
         ratio(of("fed"), of("steps"), 2), ratio(of("accepted"), of("drafted"), 2),
         ratio(of("fed"), of("none_s"), 1), ratio(of("fed"), of("draft_s"), 1), ratio(of("none_s"), of("draft_s"), 2),
+        ratio(of("none_cpu_s"), of("draft_cpu_s"), 2),
     ]  # fmt: skip
 
 
@@ -198,7 +212,7 @@ def main():
     bench = Bench(options)
     rows = csv.writer(sys.stdout)
     rows.writerow(
-        "text task prompts differ timed quoting tokens_a_step accepted none_tokens_s draft_tokens_s ratio".split()
+        "text task prompts differ timed quoting tokens_a_step accepted none_tokens_s draft_tokens_s ratio cpu_ratio".split()
     )
     everything = collections.defaultdict(collections.Counter)
     began = time.monotonic()
