@@ -202,8 +202,8 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
     }
     // Just below it, so that scores equal to it are listed: there may be many of them.
     thresholds[g] = std::nextafter(threshold, no_threshold);
-    if (tail == nullptr) continue;
-    // Of keys that will not be listed.
+    if (tail == nullptr || rows.count() <= sum_keys) continue;
+    // Of keys that will not be listed. A context of one part does without it.
     work.above.resize(static_cast<std::size_t>(most));
     const std::int64_t found = find_above(of, most, thresholds[g], work.above.data());
     for (std::int64_t i = 0; i < found; ++i)
@@ -217,7 +217,7 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
       weigh_scores(of + i * code_block, code_block, high, weights, &of_block);
       sum += of_block.total;
     }
-    const double keys_a_part = static_cast<double>(std::min(sum_keys, rows.count()));
+    constexpr double keys_a_part = sum_keys;
     expected[g] =
         high + static_cast<float>(std::log(sum * keys_a_part / static_cast<double>(sampled)));
   }

@@ -136,18 +136,31 @@ void make_tables_any(const float* slots, std::int64_t bytes, SlotWeights& weight
   weights.tables.resize(static_cast<std::size_t>(32 * bytes));
   weights.table_step = step;
   weights.table_offset = 0;
+  const hn::CappedTag<float, 16> d;
+  const hn::Rebind<std::int32_t, decltype(d)> d32;
+  const hn::Rebind<std::uint8_t, decltype(d)> d8;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto steps = hn::Set(d, step > 0 ? step : 1);
+  alignas(64) float first_slot[16], second_slot[16];  // of an entry
+  for (int x = 0; x < 16; ++x) {
+    first_slot[x] = static_cast<float>(x % 4);
+    second_slot[x] = static_cast<float>(x / 4);
+  }
   for (std::int64_t i = 0; i < 2 * bytes; ++i) {
     const HalfTable of = half(i);
-    float left = 0;
-    for (std::int64_t x = 0; x < 16; ++x) {
-      const float above =
-          of.first * static_cast<float>(x % 4) + of.second * static_cast<float>(x / 4) - of.least();
-      const float entry = std::floor((step > 0 ? above / step : 0) + 0.5F);
-      weights.tables[static_cast<std::size_t>(16 * i + x)] = static_cast<std::uint8_t>(entry);
-      left += above - entry * step;
+    const auto least = hn::Set(d, of.least());
+    auto left = hn::Zero(d);
+    for (std::int64_t x = 0; x < 16; x += lanes) {
+      const auto second = hn::Mul(hn::LoadU(d, second_slot + x), hn::Set(d, of.second));
+      const auto worth = hn::MulAdd(hn::LoadU(d, first_slot + x), hn::Set(d, of.first), second);
+      const auto above = hn::Max(hn::Sub(worth, least), hn::Zero(d));
+      const auto entry = hn::ConvertTo(d32, hn::Add(hn::Div(above, steps), hn::Set(d, 0.5F)));
+      hn::StoreU(hn::DemoteTo(d8, entry), d8,
+                 &weights.tables[static_cast<std::size_t>(16 * i + x)]);
+      left = hn::Add(left, hn::NegMulAdd(hn::ConvertTo(d, entry), steps, above));
     }
     // What rounding leaves on average is added for all.
-    weights.table_offset += of.least() + left / 16;
+    weights.table_offset += of.least() + hn::GetLane(hn::SumOfLanes(d, left)) / 16;
   }
 }
 

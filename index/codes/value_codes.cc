@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "index/codes/code_loops.h"
+#include "src/core/math/vector_math.h"
 
 namespace topkv {
 namespace {
@@ -140,8 +141,7 @@ void ValueCoder::mean_of(const float* sums, float total, float* value) const {
   for (std::size_t a = 0; a < low_.size(); ++a) {
     const auto axis = static_cast<std::int64_t>(a);
     const float level = low_[a] + (high_[a] - low_[a]) * (sums[place_of_sum(axis)] / total);
-    const float* direction = axes_.axis(axis);
-    for (std::int64_t j = 0; j < axes_.dim(); ++j) value[j] += level * direction[j];
+    add_scaled(value, level, axes_.axis(axis), axes_.dim());
   }
   for (std::int64_t j = 0; j < axes_.dim(); ++j) value[j] /= axes_.scale();
 }
