@@ -50,10 +50,15 @@ void append(Builder& self, std::int64_t layer, py::handle keys, py::handle value
 py::object attend(Builder& self, std::int64_t layer, py::handle q, py::handle k, py::handle v,
                   const py::object& out, const py::object& lse, std::int64_t kv_first,
                   std::int64_t kv_tokens, std::uintptr_t stream, const py::object& q_next,
-                  const py::object& q_far) {
-  const Step step(self.builder.shape(), self.device, layer, q, k, v, out, lse, kv_first, kv_tokens,
-                  stream, {q_next, q_far});
+                  const py::object& q_far, const py::object& index_q, const py::object& index_k,
+                  const py::object& index_weights) {
   const Exclusive::Write use(self.use, busy);
+  const AttentionShape& shape = self.builder.shape();
+  IndexTensors index{index_q, index_k, index_weights};
+  if (shape.has_indexer(std::clamp<std::int64_t>(layer, 0, shape.layers - 1)))
+    index.firsts = {self.builder.tokens(layer)};
+  const Step step(shape, self.device, layer, q, k, v, out, lse, kv_first, kv_tokens, stream,
+                  {q_next, q_far}, index);
   {
     const GilReleased released;
     self.builder.attend(step.step());
@@ -192,7 +197,8 @@ void bind_builder(py::module_& module) {
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
-           py::arg("q_far") = py::none(),
+           py::arg("q_far") = py::none(), py::kw_only(), py::arg("index_q") = py::none(),
+           py::arg("index_k") = py::none(), py::arg("index_weights") = py::none(),
            "Appends k and v of the next tokens of a layer, and returns their causal attention, "
            "[tokens, q_heads, head_dim]. Every layer of attention takes the same tokens in turn, "
            "the first layer first.\n\n"
@@ -206,7 +212,11 @@ void bind_builder(py::module_& module) {
            "stream: on a CUDA device, the handle of the stream that makes the inputs and uses out; "
            "0: the default stream.\n\n"
            "q_next, q_far: with AttentionShape.chunk_len, the queries that meet the chunk before a "
-           "token's own, and all earlier chunks; shaped like q.")
+           "token's own, and all earlier chunks; shaped like q.\n\n"
+           "index_q [tokens, indexer.heads, indexer.dim], index_k [keys, indexer.dim], "
+           "index_weights [tokens, indexer.heads]: in a layer that chooses with a trained indexer "
+           "(AttentionShape.indexer), its index queries, the index keys that the tokens complete "
+           "(one a token with tokens_per_key 1), and weights; without weights, all are 1.")
       .def(
           "tokens",
           [](Builder& self, std::int64_t layer) {

@@ -55,10 +55,15 @@ std::unique_ptr<SessionHandle> make(
 py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::handle k, py::handle v,
                   const py::object& out, const py::object& lse, std::int64_t kv_first,
                   std::int64_t kv_tokens, std::uintptr_t stream, const py::object& q_next,
-                  const py::object& q_far) {
-  const Step step(self.context->shape(), self.device, layer, q, k, v, out, lse, kv_first, kv_tokens,
-                  stream, {q_next, q_far});
+                  const py::object& q_far, const py::object& index_q, const py::object& index_k,
+                  const py::object& index_weights) {
   const Exclusive::Write use(self.use, busy);
+  const AttentionShape& shape = self.context->shape();
+  IndexTensors index{index_q, index_k, index_weights};
+  if (shape.has_indexer(std::clamp<std::int64_t>(layer, 0, shape.layers - 1)))
+    index.firsts = {self.session.tokens(layer)};
+  const Step step(shape, self.device, layer, q, k, v, out, lse, kv_first, kv_tokens, stream,
+                  {q_next, q_far}, index);
   {
     const GilReleased released;
     self.session.attend(step.step());
@@ -69,7 +74,8 @@ py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::han
 py::object attend_together(const py::iterable& given, std::int64_t layer, py::handle q,
                            py::handle k, py::handle v, const py::object& out, const py::object& lse,
                            std::int64_t kv_tokens, std::uintptr_t stream, const py::object& q_next,
-                           const py::object& q_far) {
+                           const py::object& q_far, const py::object& index_q,
+                           const py::object& index_k, const py::object& index_weights) {
   const py::tuple held(given);  // keeps them while others may change the list
   if (held.empty()) throw InvalidArgument("attend_together: no sessions; give at least one");
   std::vector<SessionHandle*> handles;
@@ -88,8 +94,13 @@ py::object attend_together(const py::iterable& given, std::int64_t layer, py::ha
     handles.push_back(handle);
     sessions.push_back(&handle->session);
   }
-  const Step step(handles[0]->context->shape(), handles[0]->device, layer, q, k, v, out, lse, 0,
-                  kv_tokens, stream, {q_next, q_far}, std::ssize(handles));
+  const AttentionShape& shape = handles[0]->context->shape();
+  IndexTensors index{index_q, index_k, index_weights};
+  if (shape.has_indexer(std::clamp<std::int64_t>(layer, 0, shape.layers - 1))) {
+    for (const Session* session : sessions) index.firsts.push_back(session->tokens(layer));
+  }
+  const Step step(shape, handles[0]->device, layer, q, k, v, out, lse, 0, kv_tokens, stream,
+                  {q_next, q_far}, index, std::ssize(handles));
   {
     const GilReleased released;
     Session::attend_together(sessions, step.step());
@@ -249,17 +260,22 @@ void bind_session(py::module_& module) {
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
-           py::arg("q_far") = py::none(),
+           py::arg("q_far") = py::none(), py::kw_only(), py::arg("index_q") = py::none(),
+           py::arg("index_k") = py::none(), py::arg("index_weights") = py::none(),
            "Takes q, k and v of the next tokens of a layer, from position `tokens` on, and returns "
            "their attention, [tokens, q_heads, head_dim]. Arrays are as in ContextBuilder.attend. "
            "With kv_tokens=0 (k and v None) the step only reads.")
-      .def_static("attend_together", &attend_together, py::arg("sessions"), py::arg("layer"),
-                  py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out") = py::none(),
-                  py::arg("lse") = py::none(), py::arg("kv_tokens") = -1, py::arg("stream") = 0,
-                  py::arg("q_next") = py::none(), py::arg("q_far") = py::none(),
-                  "Runs attend() for several sessions over one context, on one device. Arrays have "
-                  "a first axis of sessions. Each session takes the same number of tokens, at its "
-                  "own position. Keys and codes are read once for several sessions.")
+      .def_static(
+          "attend_together", &attend_together, py::arg("sessions"), py::arg("layer"), py::arg("q"),
+          py::arg("k"), py::arg("v"), py::arg("out") = py::none(), py::arg("lse") = py::none(),
+          py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
+          py::arg("q_far") = py::none(), py::kw_only(), py::arg("index_q") = py::none(),
+          py::arg("index_k") = py::none(), py::arg("index_weights") = py::none(),
+          "Runs attend() for several sessions over one context, on one device. Arrays have "
+          "a first axis of sessions. Each session takes the same number of tokens, at its "
+          "own position. Keys and codes are read once for several sessions. index_k has no "
+          "axis of sessions if several tokens have one index key: it is [keys, indexer.dim], "
+          "the keys of one session after those of another.")
       .def(
           "truncate",
           [](SessionHandle& self, std::int64_t own_tokens) {

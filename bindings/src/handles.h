@@ -102,6 +102,13 @@ struct EarlierQueries {
   py::object next, far;
 };
 
+/// The tensors of a trained indexer, or None. firsts: the position of the first token in each
+/// session, or in the one context.
+struct IndexTensors {
+  py::object q, k, weights;
+  std::vector<std::int64_t> firsts = {};
+};
+
 /// The step that the arguments of an attend(...) of Python stand for. out and lse are made or
 /// checked; what the step points to lives as long as this object. sessions: arrays have a first
 /// axis of so many; 0: they have none.
@@ -110,12 +117,15 @@ class Step {
   Step(const AttentionShape& shape, int device, std::int64_t layer, py::handle q, py::handle k,
        py::handle v, const py::object& out, const py::object& lse, std::int64_t kv_first,
        std::int64_t kv_tokens, std::uintptr_t stream, const EarlierQueries& earlier,
-       std::int64_t sessions = 0);
+       const IndexTensors& index, std::int64_t sessions = 0);
 
   const AttentionStep& step() const { return step_; }
   const py::object& out() const { return out_; }
 
  private:
+  void take_index(const AttentionShape& shape, int device, const IndexTensors& index,
+                  std::int64_t sessions);
+
   py::object out_;
   std::vector<Array> arrays_;
   AttentionStep step_;

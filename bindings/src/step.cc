@@ -8,7 +8,7 @@ namespace topkv::python {
 Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::handle q, py::handle k,
            py::handle v, const py::object& out, const py::object& lse, std::int64_t kv_first,
            std::int64_t kv_tokens, std::uintptr_t stream, const EarlierQueries& earlier,
-           std::int64_t sessions)
+           const IndexTensors& index, std::int64_t sessions)
     : out_(out) {
   const bool known = layer >= 0 && layer < shape.layers;  // else the step is refused
   const std::int64_t head_dim = known ? shape.head_dim_of(layer) : shape.head_dim;
@@ -18,7 +18,7 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
     return of_one;
   };
   const std::size_t tokens_axis = sessions > 0 ? 1 : 0;
-  arrays_.reserve(7);  // the pointers below go into them
+  arrays_.reserve(10);  // the pointers below go into them
   const Array& queries = arrays_.emplace_back(q, "q");
   step_.layer = layer;
   step_.q = queries.floats(
@@ -75,7 +75,42 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
         arrays_.emplace_back(lse, "lse")
             .floats_out(axes({{"tokens", step_.tokens}, {"q_heads", shape.q_heads}}), device);
   }
+  take_index(shape, device, index, sessions);
   step_.stream = stream_of(stream);
+}
+
+void Step::take_index(const AttentionShape& shape, int device, const IndexTensors& index,
+                      std::int64_t sessions) {
+  if (!shape.indexer) {
+    const bool none = index.q.is_none() && index.k.is_none() && index.weights.is_none();
+    if (none) return;
+    throw InvalidArgument(
+        "index_q, index_k or index_weights is given, and the shape has no indexer; give None, or "
+        "an AttentionShape with an indexer");
+  }
+  const IndexerShape& of = *shape.indexer;
+  std::vector<Array::Extent> of_session;
+  if (sessions > 0) of_session.push_back({"sessions", sessions});
+  const auto floats = [&](const py::object& object, const char* name,
+                          std::vector<Array::Extent> extents) -> const float* {
+    if (object.is_none()) return nullptr;
+    return arrays_.emplace_back(object, name).floats(extents, device);
+  };
+  const auto with = [&](std::vector<Array::Extent> extents) {
+    extents.insert(extents.begin(), of_session.begin(), of_session.end());
+    return extents;
+  };
+  step_.index_q = floats(index.q, "index_q",
+                         with({{"tokens", step_.tokens}, {"heads", of.heads}, {"dim", of.dim}}));
+  step_.index_weights =
+      floats(index.weights, "index_weights", with({{"tokens", step_.tokens}, {"heads", of.heads}}));
+  if (of.tokens_per_key == 1) {
+    step_.index_k = floats(index.k, "index_k", with({{"tokens", step_.tokens}, {"dim", of.dim}}));
+    return;
+  }
+  std::int64_t keys = 0;  // sessions at different positions complete different numbers of keys
+  for (const std::int64_t first : index.firsts) keys += of.completed(first, step_.tokens);
+  step_.index_k = floats(index.k, "index_k", {{"keys", keys}, {"dim", of.dim}});
 }
 
 }  // namespace topkv::python

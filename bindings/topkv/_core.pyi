@@ -53,6 +53,42 @@ class Progress:
     @property
     def total(self) -> int: ...
 
+class IndexerShape:
+    """The shape of a trained indexer, which chooses the rows that a token attends."""
+
+    def __init__(
+        self,
+        dim: int = 128,
+        heads: int = 1,
+        choices: int = 1,
+        score: str = "relu",
+        tokens_per_key: int = 1,
+        block: int = 1,
+        top: int = 2048,
+        local_blocks: int = 0,
+        dtype: str = "f32",
+    ) -> None: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def choices(self) -> int: ...
+    @property
+    def score(self) -> str: ...
+    @property
+    def tokens_per_key(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def top(self) -> int: ...
+    @property
+    def local_blocks(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    def completed(self, first: int, tokens: int) -> int:
+        """The number of index keys that `tokens` tokens from position `first` on complete."""
+
 class AttentionShape:
     """The shape of a model's attention, and what each layer attends and keeps."""
 
@@ -71,6 +107,8 @@ class AttentionShape:
         sliding_kv_heads: int = 0,
         sliding_head_dim: int = 0,
         keys_are_values: bool = False,
+        indexer: IndexerShape | None = None,
+        indexer_layer: Sequence[int] = [],
     ) -> None: ...
     @property
     def layers(self) -> int: ...
@@ -98,6 +136,10 @@ class AttentionShape:
     def sliding_head_dim(self) -> int: ...
     @property
     def keys_are_values(self) -> bool: ...
+    @property
+    def indexer(self) -> IndexerShape | None: ...
+    @property
+    def indexer_layer(self) -> list[int]: ...
     @property
     def group(self) -> int:
         """Query heads per KV head."""
@@ -339,6 +381,10 @@ class ContextBuilder:
         stream: int = 0,
         q_next: Array | None = None,
         q_far: Array | None = None,
+        *,
+        index_q: Array | None = None,
+        index_k: Array | None = None,
+        index_weights: Array | None = None,
     ) -> NDArray[np.float32]: ...
     @overload
     def attend(
@@ -354,6 +400,10 @@ class ContextBuilder:
         stream: int = 0,
         q_next: Array | None = None,
         q_far: Array | None = None,
+        *,
+        index_q: Array | None = None,
+        index_k: Array | None = None,
+        index_weights: Array | None = None,
     ) -> _Out:
         """Appends k and v, and writes the causal attention of these tokens to `out`."""
 
@@ -673,6 +723,10 @@ class Session:
         stream: int = 0,
         q_next: Array | None = None,
         q_far: Array | None = None,
+        *,
+        index_q: Array | None = None,
+        index_k: Array | None = None,
+        index_weights: Array | None = None,
     ) -> NDArray[np.float32]: ...
     @overload
     def attend(
@@ -688,6 +742,10 @@ class Session:
         stream: int = 0,
         q_next: Array | None = None,
         q_far: Array | None = None,
+        *,
+        index_q: Array | None = None,
+        index_k: Array | None = None,
+        index_weights: Array | None = None,
     ) -> _Out:
         """The decode step of one layer: takes q, k and v of the next tokens, returns attention."""
 
@@ -705,6 +763,10 @@ class Session:
         stream: int = 0,
         q_next: Array | None = None,
         q_far: Array | None = None,
+        *,
+        index_q: Array | None = None,
+        index_k: Array | None = None,
+        index_weights: Array | None = None,
     ) -> NDArray[np.float32]: ...
     @overload
     @staticmethod
@@ -720,6 +782,10 @@ class Session:
         stream: int = 0,
         q_next: Array | None = None,
         q_far: Array | None = None,
+        *,
+        index_q: Array | None = None,
+        index_k: Array | None = None,
+        index_weights: Array | None = None,
     ) -> _Out:
         """Runs the decode step of several sessions over one context; arrays have a first axis of sessions."""
 

@@ -84,6 +84,11 @@ void attend_rows(const float* queries, const RowsView& rows,
 /// Shared rows: a layer that attends the rows of an earlier layer (AttentionShape::row_layer) takes
 /// its step after that layer's step. The step has the same tokens, kv_first and kv_tokens, and null
 /// k and v.
+///
+/// Trained indexers: a layer that chooses (AttentionShape::has_index_keys) takes index queries and
+/// index keys of its tokens. A layer that attends the choice of an earlier layer takes its step
+/// after that layer's step, for the same tokens, with null index tensors. A step of either layer
+/// has K and V of all its tokens.
 struct AttentionStep {
   std::int64_t layer = 0;
   std::int64_t tokens = 1;
@@ -112,6 +117,19 @@ struct AttentionStep {
   /// With chunks, the query for keys of all chunks before q_next's: laid out like q, and never
   /// written. Null if no token of the step has such a chunk.
   const float* q_far = nullptr;
+
+  /// With a trained indexer, the index queries of the tokens: [tokens, indexer.heads, indexer.dim].
+  /// Null in a layer that does not choose (AttentionShape::has_index_keys).
+  const float* index_q = nullptr;
+  /// With a trained indexer, the index keys of the groups that the step's tokens complete: [keys,
+  /// indexer.dim], with IndexerShape::completed(first, tokens) keys. With tokens_per_key 1 that is
+  /// one for each token. May be null if there is none; null in a layer that does not choose.
+  ///
+  /// In a step of several sessions, each session's keys follow those of the session before.
+  const float* index_k = nullptr;
+  /// With a trained indexer, the weights of the index queries: [tokens, indexer.heads]. Null: all
+  /// weights are 1.
+  const float* index_weights = nullptr;
 
   /// Returns the number of tokens that k and v belong to, with the -1 of kv_tokens resolved.
   std::int64_t kv_count() const { return kv_tokens < 0 ? tokens - kv_first : kv_tokens; }

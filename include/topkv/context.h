@@ -158,7 +158,7 @@ struct ContextOptions {
 
 /// Host memory that a context takes, in bytes.
 struct ContextMemory {
-  std::int64_t rows_bytes = 0;   ///< the rows
+  std::int64_t rows_bytes = 0;   ///< the rows, and the index keys of trained indexers
   std::int64_t index_bytes = 0;  ///< all indices and tails
   /// The queries of the prefill that the context keeps (ContextOptions::keep_queries).
   std::int64_t queries_bytes = 0;
@@ -316,7 +316,8 @@ class ContextBuilder {
   /// page-locked there from the first call of attend(), or of reserve() with a chunk, on.
   ///
   /// Throws OutOfMemory when the rows do not fit. Throws InvalidArgument for an invalid shape, for
-  /// options that are out of range, and for a dtype that the device does not take.
+  /// options that are out of range, and for a dtype that the device does not take. Throws
+  /// Unsupported for a trained indexer on a CUDA device.
   ContextBuilder(AttentionShape shape, ContextOptions options, const Device& device = {});
   ~ContextBuilder();
   ContextBuilder(ContextBuilder&&) noexcept;
@@ -344,14 +345,16 @@ class ContextBuilder {
   /// - a value is NaN or infinite; the message names layer, head and position;
   /// - shapes differ, or the capacity is exceeded;
   /// - values are given, and keys are values;
-  /// - the layer has no rows of its own (AttentionShape::has_rows);
+  /// - the layer has no rows of its own (AttentionShape::has_rows), or it has index keys
+  ///   (AttentionShape::has_index_keys), which attend() takes;
   /// - a step of attend() has not yet been given to every layer.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
 
   /// Appends K and V of the next tokens of a layer, and computes the attention of these tokens. It
   /// is the step of a prefill for an application that owns its network.
   ///
-  /// Attention is causal, over the tokens that ContextOptions::attention lets each token attend.
+  /// Attention is causal, over the tokens that ContextOptions::attention lets each token attend. A
+  /// layer with a trained indexer attends its choice, whatever ContextOptions::attention is.
   /// Give every layer of attention the same tokens in turn, the first layer first. Layers with a
   /// recurrent state get these tokens by advance(), before the step of the first layer of attention
   /// or after it. A layer that attends the rows of an earlier layer has null k and v.

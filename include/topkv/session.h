@@ -19,6 +19,10 @@
 // - With a tail, or with scanned codes, all own tokens are attended.
 // - With both, they get codes of their own once they are many; see RetrievalOptions::tail.
 //
+// A layer with a trained indexer (AttentionShape::indexer) attends the choice of the indexer alone:
+// no sinks, no window, no tail, whatever the options say. The indexer chooses among the tokens of
+// the context and the session's own tokens.
+//
 // With AttentionShape::chunk_len above 0, a token has up to three queries, and each query sees a
 // range of positions of its own. Sinks, window and k rows then apply to each query within its
 // range, still under one softmax. Statements about a query head below hold for each query of the
@@ -175,9 +179,10 @@ struct RetrievalOptions {
   ///
   /// The true error may be several times the expected error (TailFigures::error).
   std::optional<double> error = {};
-  std::int64_t dense_layers = 0;  ///< first layers of any kind that attend every token; >= 0
-  std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
-  std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
+  /// First layers of any kind that attend every token, except layers with a trained indexer; >= 0.
+  std::int64_t dense_layers = 0;
+  std::int64_t window = 1024;  ///< last tokens attended exactly, the query's own included; >= 1
+  std::int64_t sinks = 4;      ///< first tokens attended exactly; >= 0
   /// How *turns* are read: steps with K and V of least_turn_tokens tokens or more. Not set: as all
   /// other steps, where each token finds rows for itself.
   ///
@@ -218,8 +223,8 @@ struct RetrievalOptions {
   /// The rows of the first layers that fit are copied to the device, as they are stored. The device
   /// itself attends the rows that a scan of one token finds in these layers, and does not wait for
   /// the host. The results differ from the host's by rounding. All other steps attend rows on the
-  /// host: steps of several tokens or sessions, and scans that may list more than 4,096 rows of a KV
-  /// head. A scan lists at most 4 k rows for each query head of the group, and 256 more.
+  /// host: steps of several tokens or sessions, and scans that may list more than 4,096 rows of a
+  /// KV head. A scan lists at most 4 k rows for each query head of the group, and 256 more.
   ///
   /// Sessions over one context that have rows of the same layers share them. The first such session
   /// copies them, and throws OutOfMemory if the device has no room for them. They stay until the
@@ -292,10 +297,11 @@ struct TailFigures {
 struct SessionStats {
   std::int64_t steps = 0;  ///< (token, layer) pairs that were attended
   /// The part of `steps` in layers that retrieve rows: layers with full attention, without the
-  /// first RetrievalOptions::dense_layers.
+  /// first RetrievalOptions::dense_layers, and layers with a trained indexer.
   std::int64_t retrieving_steps = 0;
   /// Rows attended beyond sinks and window, summed over query heads. With a tail or a scan, only
-  /// rows of the context count; else the session's own rows count, too.
+  /// rows of the context count; else the session's own rows count, too. In a layer with a trained
+  /// indexer, all rows count.
   std::int64_t rows_retrieved = 0;
   /// With RetrievalOptions::mass or error: (token, layer, query head) triples that retrieved more
   /// rows than in the first round.
@@ -378,7 +384,8 @@ class Session {
   /// these tokens only if there is some.
   ///
   /// Throws InvalidArgument for a null context, and for options that are out of range or do not fit
-  /// the context. Throws OutOfMemory when one of these does not fit:
+  /// the context. Throws Unsupported for a trained indexer on a CUDA device. Throws OutOfMemory
+  /// when one of these does not fit:
   /// - rows of `capacity` tokens, in host memory or RetrievalOptions::memory_budget;
   /// - window and sinks, in the device's memory;
   /// - codes or key summaries, in the device's memory, unless host_search is set.
@@ -522,6 +529,9 @@ class Session {
   /// Returns the number of tokens before the next one: the context's, and the session's own in
   /// layer 0. Another thread may call it while a thread is in attend().
   std::int64_t tokens() const;
+  /// Returns the number of tokens before the next one of a layer: the context's, and the session's
+  /// own in this layer. Throws InvalidArgument for a layer that the shape does not have.
+  std::int64_t tokens(std::int64_t layer) const;
   /// Returns the number of the session's own tokens, in layer 0. Another thread may call it while a
   /// thread is in attend().
   std::int64_t own_tokens() const;

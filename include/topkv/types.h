@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,6 +83,76 @@ struct PositionRange {
   }
 };
 
+/// How an index key is scored for a choice. q are the index queries of a token that score this
+/// choice together, k is the index key.
+enum class IndexScore : std::uint8_t {
+  dot,   ///< the sum over q of w (q·k)
+  relu,  ///< the sum over q of w max(q·k, 0)
+};
+
+/// Returns "dot" or "relu".
+std::string_view name_of(IndexScore score);
+
+/// Returns the score of a name that name_of returns. Throws InvalidArgument for another name; the
+/// message has the choices.
+IndexScore parse_index_score(std::string_view name);
+
+/// The shape of a trained indexer: a part of a model that chooses the rows that a token attends. It
+/// has keys and queries of its own, *index keys* and *index queries*. Its layers were trained to
+/// attend their choice alone: a session adds no sinks, no window and no tail.
+///
+/// A token at position p chooses among the index keys of complete groups up to p: (p + 1) /
+/// tokens_per_key keys, rounded down. It attends these tokens, each once:
+///
+/// - the tokens of the `top` best blocks of keys, up to p;
+/// - the tokens after the last complete group, which have no key yet.
+///
+/// | model | heads | choices | score | tokens_per_key | block | top |
+/// | --- | --- | --- | --- | --- | --- | --- |
+/// | DeepSeek-V3.2 (arXiv 2512.02556, section 2.1) | 64 | 1 | relu | 1 | 1 | 2048 |
+/// | MiniMax-M3 | 4 | kv_heads | dot | 1 | 128 | 16 |
+/// | Qwen4 of transformers (qwen4_exp) | indexer_n_heads | 1 | relu | indexer_compress_ratio | 1 |
+/// indexer_budget / indexer_compress_ratio |
+///
+/// Factors on scores are the caller's: they go into index queries or weights.
+struct IndexerShape {
+  /// The elements of an index key. There is one index key for each group of tokens_per_key tokens.
+  std::int64_t dim = 128;
+  /// The index queries of a token.
+  std::int64_t heads = 1;
+  /// The choices of a token: 1, which all KV heads share, or kv_heads. Index queries h of a token
+  /// with h / (heads / choices) = c score choice c together. heads is a multiple of choices.
+  std::int64_t choices = 1;
+  IndexScore score = IndexScore::relu;
+  /// The tokens of a group, which have one index key: key g is of the tokens from g *
+  /// tokens_per_key on. Groups are counted from position 0 of the text.
+  std::int64_t tokens_per_key = 1;
+  /// The keys that are chosen together, by their largest score. Blocks begin at key numbers that
+  /// are multiples of `block`. Keys that a token does not see do not count for it. The last block
+  /// that it sees may therefore be smaller.
+  std::int64_t block = 1;
+  /// The blocks that a token chooses, local blocks included. A token with no more blocks attends
+  /// them all. Of equal scores the earlier block is chosen; a score that is not a number ranks
+  /// last.
+  std::int64_t top = 2048;
+  /// The last blocks that a token sees, which are chosen whatever they score.
+  std::int64_t local_blocks = 0;
+  /// How index keys are stored: f32 or bf16. Scores are float32.
+  DType dtype = DType::f32;
+
+  /// Returns the number of index keys of the first `tokens` tokens of a text.
+  std::int64_t keys(std::int64_t tokens) const { return tokens / tokens_per_key; }
+  /// Returns the number of index keys that `tokens` tokens from position `first` on complete: the
+  /// number of keys in AttentionStep::index_k.
+  std::int64_t completed(std::int64_t first, std::int64_t tokens) const {
+    return keys(first + tokens) - keys(first);
+  }
+  /// Returns the bytes of a stored index key.
+  std::int64_t key_bytes() const { return vector_bytes(dtype, dim); }
+
+  bool operator==(const IndexerShape& other) const = default;
+};
+
 /// The shape of a model's attention: sizes that all layers share, and what each layer attends and
 /// keeps.
 ///
@@ -90,6 +161,7 @@ struct PositionRange {
 /// | layer | kept | set by |
 /// | --- | --- | --- |
 /// | attention | rows: K and V of every token | nothing |
+/// | attention over a trained indexer's choice | rows and index keys of every token | indexer |
 /// | attention over the last tokens | rows of the last tokens | sliding_window |
 /// | attention over rows of an earlier layer | nothing | row_layer |
 /// | recurrence | a state of fixed size | state_size |
@@ -135,6 +207,17 @@ struct AttentionShape {
   /// Whether the value of a token is its key. Then one vector is stored for both, and a step gives
   /// no V. It is so in multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
   bool keys_are_values = false;
+  /// The trained indexer that chooses the rows that layers attend. Not set: the model has none, and
+  /// rows are found as RetrievalOptions say. A CPU alone runs trained indexers.
+  std::optional<IndexerShape> indexer = {};
+  /// For each layer, where its choice comes from:
+  ///
+  /// - its own number: the layer has index keys, and chooses;
+  /// - the number of an earlier layer that chooses: the layer attends the same tokens;
+  /// - -1: the layer has no indexer, and rows are found as RetrievalOptions say.
+  ///
+  /// Empty: every layer chooses, if `indexer` is set.
+  std::vector<std::int64_t> indexer_layer = {};
 
   /// Returns the number of query heads that share a KV head, in layers that attend all tokens.
   std::int64_t group() const { return q_heads / kv_heads; }
@@ -168,9 +251,22 @@ struct AttentionShape {
   }
   /// Returns whether a layer is attention.
   bool is_attention(std::int64_t layer) const { return state_size_of(layer) == 0; }
-  /// Returns whether a layer is attention over all tokens, without a sliding window.
+  /// Returns the layer whose choice a layer attends: the layer itself, or an earlier one. -1: the
+  /// layer has no trained indexer.
+  std::int64_t indexer_layer_of(std::int64_t layer) const {
+    if (!indexer) return -1;
+    return indexer_layer.empty() ? layer : indexer_layer[static_cast<std::size_t>(layer)];
+  }
+  /// Returns whether a layer attends the choice of a trained indexer.
+  bool has_indexer(std::int64_t layer) const { return indexer_layer_of(layer) >= 0; }
+  /// Returns whether a layer has index keys, and chooses.
+  bool has_index_keys(std::int64_t layer) const { return indexer_layer_of(layer) == layer; }
+  /// Returns the number of layers that have index keys.
+  std::int64_t index_key_layers() const;
+  /// Returns whether a layer is attention over all tokens: it has neither a sliding window nor a
+  /// trained indexer.
   bool attends_all(std::int64_t layer) const {
-    return is_attention(layer) && window_of(layer) == 0;
+    return is_attention(layer) && window_of(layer) == 0 && !has_indexer(layer);
   }
   /// Returns whether a layer has rows of its own.
   bool has_rows(std::int64_t layer) const {
@@ -192,10 +288,11 @@ struct AttentionShape {
   std::int64_t first_attention() const;
   /// Returns the number of layers that have rows of their own.
   std::int64_t row_layers() const;
-  /// Returns the bytes of the rows of a context of `tokens` tokens. A layer with a sliding window
-  /// has rows of the window's tokens alone. Not checked for overflow.
+  /// Returns the bytes of the rows and index keys of a context of `tokens` tokens. A layer with a
+  /// sliding window has rows of the window's tokens alone. Not checked for overflow.
   std::int64_t context_bytes(KvDType dtype, std::int64_t tokens) const;
-  /// Returns the bytes of the rows of one token, in all layers: of one more token of a session.
+  /// Returns the bytes of the rows and index keys of one token, in all layers: of one more token of
+  /// a session. A token's share of an index key is rounded up.
   std::int64_t bytes_per_token(KvDType dtype) const;
   /// Checks the shape. Throws InvalidArgument when:
   /// - layers, q_heads, kv_heads or head_dim is below 1;
@@ -209,6 +306,12 @@ struct AttentionShape {
   /// - a layer with a recurrent state has a sliding window, or attends rows of another layer;
   /// - sliding_kv_heads is negative, or q_heads is not a multiple of it;
   /// - sliding_head_dim is negative, or differs from head_dim while scale is 0;
+  /// - a member of indexer is out of range (1 to 2^20; local_blocks 0 to top), choices is neither 1
+  ///   nor kv_heads, heads is not a multiple of choices, or dtype is neither f32 nor bf16;
+  /// - indexer_layer is neither empty nor of `layers` entries, is given without indexer, or an
+  /// entry
+  ///   is neither -1, nor the layer itself, nor an earlier layer that chooses;
+  /// - a layer with an indexer has a recurrent state or a sliding window, or chunk_len is above 0;
   /// - no layer is attention.
   void check() const;
   /// Checks the dtypes of rows of this shape. Throws InvalidArgument when keys are values, and

@@ -60,6 +60,12 @@ class TopKStream {
   /// What is held, in no order: the k best and possibly others.
   std::span<const Scored> held() const { return held_; }
 
+  /// The k best, in no order. Reset before the next push.
+  std::span<const Scored> best() {
+    if (held_.size() > k_) cut();
+    return held_;
+  }
+
   /// The k best, best first. Reset before the next push.
   std::span<const Scored> sorted() {
     if (held_.size() > k_) cut();

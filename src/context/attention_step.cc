@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <functional>
+#include <iterator>
 #include <string_view>
 
 #include "topkv/error.h"
@@ -13,7 +15,7 @@ namespace {
 struct Floats {
   std::string_view name;
   const float* data;  // null: none
-  std::int64_t count;
+  std::int64_t count = 0;
 };
 
 bool overlap(const Floats& a, const Floats& b) {
@@ -36,31 +38,32 @@ void check_sizes(const AttentionShape& shape, const AttentionStep& step) {
   }
 }
 
+void check_overlap(const Floats& written, const Floats& other) {
+  if (!overlap(written, other)) return;
+  throw InvalidArgument(
+      fmt::format("attend: {} overlaps {}; give it memory of its own (out may be q itself)",
+                  written.name, other.name));
+}
+
 void check_overlaps(const AttentionShape& shape, const AttentionStep& step) {
   const std::int64_t dim = shape.head_dim_of(step.layer);
   const std::int64_t q_count = step.tokens * shape.q_heads * dim;
   const std::int64_t kv_count = step.kv_count() * shape.kv_heads_of(step.layer) * dim;
   const Floats out{"out", step.out, q_count};
   const Floats lse{"lse", step.lse, step.tokens * shape.q_heads};
-  const auto check = [](const Floats& written, const Floats& other) {
-    if (!overlap(written, other)) return;
-    throw InvalidArgument(
-        fmt::format("attend: {} overlaps {}; give it memory of its own (out may be q itself)",
-                    written.name, other.name));
-  };
   const Floats q{"q", step.q, q_count};
-  if (step.out != step.q) check(out, q);
-  check(lse, q);
-  check(lse, out);
+  if (step.out != step.q) check_overlap(out, q);
+  check_overlap(lse, q);
+  check_overlap(lse, out);
   for (const Floats& other :
        {Floats{"q_next", step.q_next, q_count}, {"q_far", step.q_far, q_count}}) {
-    check(out, other);
-    check(lse, other);
+    check_overlap(out, other);
+    check_overlap(lse, other);
   }
   if (kv_count == 0) return;
   for (const Floats& row : {Floats{"k", step.k, kv_count}, Floats{"v", step.v, kv_count}}) {
-    check(out, row);
-    check(lse, row);
+    check_overlap(out, row);
+    check_overlap(lse, row);
   }
 }
 
@@ -122,6 +125,53 @@ void check_step(const AttentionShape& shape, const AttentionStep& step, std::int
   const AttentionStep whole = whole_of(step, sessions);
   check_sizes(shape, whole);
   check_overlaps(shape, whole);
+}
+
+void check_index_tensors(const AttentionShape& shape, const AttentionStep& step,
+                         std::span<const std::int64_t> firsts) {
+  const std::array<Floats, 3> given = {Floats{"index_q", step.index_q},
+                                       {"index_k", step.index_k},
+                                       {"index_weights", step.index_weights}};
+  if (!shape.has_index_keys(step.layer)) {
+    for (const Floats& tensor : given) {
+      if (tensor.data == nullptr) continue;
+      throw InvalidArgument(fmt::format(
+          "attend: {} is given for layer {}, which {}; give it null", tensor.name, step.layer,
+          shape.has_indexer(step.layer)
+              ? fmt::format("attends the choice of layer {}", shape.indexer_layer_of(step.layer))
+              : std::string("has no index keys")));
+    }
+  }
+  if (shape.has_indexer(step.layer) && step.kv_count() != step.tokens) {
+    throw Unsupported(
+        fmt::format("attend: K and V of {} of the {} tokens of a step in layer {}, which has a "
+                    "trained indexer; give K and V of all tokens",
+                    step.kv_count(), step.tokens, step.layer));
+  }
+  if (!shape.has_index_keys(step.layer)) return;
+  const IndexerShape& of = *shape.indexer;
+  std::int64_t keys = 0;
+  std::int64_t queries = 0;  // elements
+  for (const std::int64_t first : firsts) keys += of.completed(first, step.tokens);
+  if (__builtin_mul_overflow(step.tokens * std::ssize(firsts), of.heads * of.dim * 4, &queries)) {
+    throw InvalidArgument(
+        fmt::format("attend: {} tokens of {} index queries of {} elements are more bytes than 64 "
+                    "bits count; give fewer tokens",
+                    step.tokens, of.heads, of.dim));
+  }
+  if (step.index_q == nullptr || (step.index_k == nullptr && keys > 0)) {
+    throw InvalidArgument(
+        fmt::format("attend: {} is null in layer {}, which has a trained indexer; give the index "
+                    "queries of all tokens, and the {} index keys that they complete",
+                    step.index_q == nullptr ? "index_q" : "index_k", step.layer, keys));
+  }
+  const std::int64_t tokens = step.tokens * std::ssize(firsts);
+  for (const Floats& written : {Floats{"out", step.out, tokens * shape.q_heads * shape.head_dim},
+                                {"lse", step.lse, tokens * shape.q_heads}}) {
+    check_overlap(written, {"index_q", step.index_q, tokens * of.heads * of.dim});
+    check_overlap(written, {"index_k", step.index_k, keys * of.dim});
+    check_overlap(written, {"index_weights", step.index_weights, tokens * of.heads});
+  }
 }
 
 void check_chunks(const AttentionShape& shape, const AttentionStep& step, std::int64_t first,

@@ -1,6 +1,8 @@
 // Checks of an AttentionStep, in prefills and in sessions.
 #pragma once
 
+#include <span>
+
 #include "topkv/attention.h"
 #include "topkv/types.h"
 
@@ -19,6 +21,17 @@ namespace topkv {
 /// sessions: the step's tensors hold that many sessions' tokens, one session after the other.
 /// step.tokens and step.kv_tokens count the tokens of one session.
 void check_step(const AttentionShape& shape, const AttentionStep& step, std::int64_t sessions = 1);
+
+/// Checks the index tensors of a step, which check_step has taken. Throws Unsupported in a layer
+/// with a trained indexer for a step that lacks K and V of some tokens. Throws InvalidArgument
+/// when:
+/// - the layer chooses, and index_q is null, or index_k is null although tokens complete keys;
+/// - the layer does not choose, and an index tensor is given;
+/// - out or lse overlaps an index tensor.
+///
+/// firsts: the position of the step's first token in each of its sessions, or in the one context.
+void check_index_tensors(const AttentionShape& shape, const AttentionStep& step,
+                         std::span<const std::int64_t> firsts);
 
 /// Checks the queries of a step by chunks, whose `tokens` tokens are at positions `first` and on.
 /// Throws InvalidArgument when:

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <utility>
 
@@ -44,6 +45,12 @@ struct ContextBuilder::State {
   State(AttentionShape s, ContextOptions o, const Device& where)
       : shape(std::move(s)), options(std::move(o)), device(where) {
     shape.check();
+    if (shape.indexer && device.is_cuda()) {
+      throw Unsupported(
+          "a context on a CUDA device with a trained indexer; trained indexers run on a CPU so "
+          "far: "
+          "give the device cpu");
+    }
     visible = prefill_visibility(shape, options.attention, device.is_cuda());
     if (!device.compute()->takes_rows(options.dtype)) {
       throw InvalidArgument(
@@ -285,7 +292,15 @@ void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const Te
   s.check_between_turns("appending");
   const auto lock = s.device.compute()->lock();
   s.close();
-  if (layer >= 0 && layer < s.shape.layers) s.check_room(layer, keys.tokens);
+  if (layer >= 0 && layer < s.shape.layers) {
+    if (s.shape.has_indexer(layer)) {
+      throw InvalidArgument(fmt::format(
+          "append: layer {} has a trained indexer; give its tokens, with index queries and index "
+          "keys, to attend()",
+          layer));
+    }
+    s.check_room(layer, keys.tokens);
+  }
   s.states->rows().append(layer, keys, values);
   s.states->follow(layer);
   s.queries.lose(layer);
@@ -297,6 +312,7 @@ void ContextBuilder::attend(const AttentionStep& step) {
   check_step(s.shape, step);
   s.check_turn(step);
   s.check_visible(step);
+  check_index_tensors(s.shape, step, std::array{s.tokens(step.layer)});
   check_chunks(s.shape, step, s.tokens(step.layer), step.tokens);
   s.check_room(step.layer, step.kv_count());
   const auto lock = s.device.compute()->lock();

@@ -30,6 +30,12 @@ std::string shape_difference(const AttentionShape& rows, const AttentionShape& w
     compare("a window of", rows.window_of(l), wanted.window_of(l));
     compare("a layer with the rows of layer", rows.row_layer_of(l), wanted.row_layer_of(l));
     compare("a state of", rows.state_size_of(l), wanted.state_size_of(l));
+    compare("a layer with the choice of layer", rows.indexer_layer_of(l),
+            wanted.indexer_layer_of(l));
+  }
+  if (rows.indexer != wanted.indexer) {
+    text += fmt::format("{}another trained indexer{}", text.empty() ? "" : "; ",
+                        rows.indexer && wanted.indexer ? "" : ", or none");
   }
   return text;
 }

@@ -16,6 +16,7 @@ namespace {
 constexpr std::int64_t block = 32;  // elements of q8 and q4
 constexpr std::int64_t q8_block = 34;
 constexpr std::int64_t q4_block = 20;
+constexpr std::int64_t most_of_indexer = 1 << 20;  // so that products of two fit 64 bits
 constexpr std::int64_t most_state_size = std::int64_t{1} << 40;  // so that bytes fit 64 bits
 
 void check_row_layer(const AttentionShape& shape, std::int64_t layer) {
@@ -70,10 +71,77 @@ void check_sliding_heads(const AttentionShape& shape) {
                   shape.head_dim, shape.sliding_head_dim));
 }
 
+void check_indexer_shape(const AttentionShape& shape) {
+  const IndexerShape& of = *shape.indexer;
+  for (const auto& [name, value] : {std::pair("dim", of.dim),
+                                    {"heads", of.heads},
+                                    {"tokens_per_key", of.tokens_per_key},
+                                    {"block", of.block}}) {
+    if (value >= 1 && value <= most_of_indexer) continue;
+    throw InvalidArgument(fmt::format("attention shape: indexer.{} is {}; expected 1 to {}", name,
+                                      value, most_of_indexer));
+  }
+  if (of.top < 1)
+    throw InvalidArgument(
+        fmt::format("attention shape: indexer.top is {}; it must be at least 1", of.top));
+  if (of.local_blocks < 0 || of.local_blocks > of.top) {
+    throw InvalidArgument(fmt::format(
+        "attention shape: indexer.local_blocks is {}; expected 0 to the {} blocks of indexer.top",
+        of.local_blocks, of.top));
+  }
+  if (of.choices != 1 && of.choices != shape.kv_heads) {
+    throw InvalidArgument(
+        fmt::format("attention shape: indexer.choices is {}; expected 1, which all KV heads share, "
+                    "or one for each of the {} KV heads",
+                    of.choices, shape.kv_heads));
+  }
+  if (of.heads % of.choices != 0) {
+    throw InvalidArgument(
+        fmt::format("attention shape: {} index queries cannot score {} choices evenly; expected a "
+                    "multiple in indexer.heads",
+                    of.heads, of.choices));
+  }
+  if (of.dtype == DType::f32 || of.dtype == DType::bf16) return;
+  throw InvalidArgument(
+      fmt::format("attention shape: index keys in {}; expected f32 or bf16", name_of(of.dtype)));
+}
+
+void check_indexer_layer(const AttentionShape& shape, std::int64_t layer) {
+  const std::int64_t of = shape.indexer_layer_of(layer);
+  if (of == -1) return;
+  if (of < 0 || of > layer || !shape.has_index_keys(of)) {
+    throw InvalidArgument(
+        fmt::format("attention shape: indexer_layer[{}] is {}; expected the layer itself, an "
+                    "earlier layer that chooses, or -1 for no indexer",
+                    layer, of));
+  }
+  if (shape.is_attention(layer) && shape.window_of(layer) == 0) return;
+  throw InvalidArgument(
+      fmt::format("attention shape: layer {} has a trained indexer, and also {}; give -1 for it in "
+                  "indexer_layer",
+                  layer, shape.is_attention(layer) ? "a sliding window" : "a recurrent state"));
+}
+
+void check_indexer(const AttentionShape& shape) {
+  if (!shape.indexer) {
+    if (shape.indexer_layer.empty()) return;
+    throw InvalidArgument(
+        "attention shape: indexer_layer is given without an indexer; give both, or neither");
+  }
+  check_indexer_shape(shape);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) check_indexer_layer(shape, layer);
+  if (shape.chunk_len == 0) return;
+  throw InvalidArgument(fmt::format(
+      "attention shape: a trained indexer and chunks of {} tokens; an indexer chooses among all "
+      "earlier tokens: give chunk_len 0",
+      shape.chunk_len));
+}
+
 /// Checks what each layer keeps.
 void check_layers(const AttentionShape& shape) {
-  for (const auto& [name, entries] :
-       {std::pair("row_layer", &shape.row_layer), {"state_size", &shape.state_size}}) {
+  for (const auto& [name, entries] : {std::pair("row_layer", &shape.row_layer),
+                                      {"state_size", &shape.state_size},
+                                      {"indexer_layer", &shape.indexer_layer}}) {
     if (entries->empty() || std::ssize(*entries) == shape.layers) continue;
     throw InvalidArgument(fmt::format("attention shape: {} has {} entries for {} layers", name,
                                       entries->size(), shape.layers));
@@ -84,6 +152,7 @@ void check_layers(const AttentionShape& shape) {
     attends = attends || shape.is_attention(layer);
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) check_row_layer(shape, layer);
+  check_indexer(shape);
   if (attends) return;
   throw InvalidArgument(
       "attention shape: every layer has a recurrent state; at least one layer must be attention");
@@ -133,6 +202,15 @@ KvDType KvDType::parse(std::string_view name) {
   return {parse_dtype(name.substr(0, slash)), parse_dtype(name.substr(slash + 1))};
 }
 
+std::string_view name_of(IndexScore score) { return score == IndexScore::dot ? "dot" : "relu"; }
+
+IndexScore parse_index_score(std::string_view name) {
+  for (const IndexScore score : {IndexScore::dot, IndexScore::relu})
+    if (name == name_of(score)) return score;
+  throw InvalidArgument(fmt::format("the score of index keys is '{}'; expected 'dot' or 'relu'",
+                                    printable_beginning(name)));
+}
+
 float AttentionShape::softmax_scale() const {
   return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
 }
@@ -146,6 +224,12 @@ std::int64_t AttentionShape::first_attention() const {
 std::int64_t AttentionShape::row_layers() const {
   std::int64_t count = 0;
   for (std::int64_t layer = 0; layer < layers; ++layer) count += has_rows(layer) ? 1 : 0;
+  return count;
+}
+
+std::int64_t AttentionShape::index_key_layers() const {
+  std::int64_t count = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) count += has_index_keys(layer) ? 1 : 0;
   return count;
 }
 
@@ -176,6 +260,7 @@ std::int64_t AttentionShape::context_bytes(KvDType dtype, std::int64_t tokens) c
     const std::int64_t rows = window_of(layer) > 0 ? std::min(window_of(layer), tokens) : tokens;
     bytes += rows * kv_heads_of(layer) * row_bytes_of(layer, dtype);
   }
+  if (indexer) bytes += index_key_layers() * indexer->keys(tokens) * indexer->key_bytes();
   return bytes;
 }
 
@@ -183,6 +268,10 @@ std::int64_t AttentionShape::bytes_per_token(KvDType dtype) const {
   std::int64_t bytes = 0;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     if (has_rows(layer)) bytes += kv_heads_of(layer) * row_bytes_of(layer, dtype);
+  }
+  if (indexer) {
+    const std::int64_t keys = index_key_layers() * indexer->key_bytes();
+    bytes += (keys + indexer->tokens_per_key - 1) / indexer->tokens_per_key;
   }
   return bytes;
 }

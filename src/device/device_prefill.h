@@ -11,6 +11,7 @@
 
 namespace topkv {
 
+class IndexerAttention;
 class RowStore;
 
 /// The earlier tokens that a token of one layer may attend: those of a window, and keys that blocks
@@ -38,6 +39,9 @@ struct PrefillRows {
   /// The most tokens that all rows may come to be of; 0: as many as the store has room for behind
   /// those before. A device's memory depends on it.
   std::int64_t tokens = 0;
+  /// What attends layers with a trained indexer, and keeps their choices; it outlives the prefill.
+  /// Null: the prefill has its own.
+  IndexerAttention* indexer = nullptr;
 };
 
 /// Returns the share of tokens from position `first` on that attend all earlier ones and

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "index/common/index_factory.h"
 #include "src/context/attention_step.h"
@@ -53,6 +54,7 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
       own_codes(core, core.spec.scans() && core.spec.tail && !core.spec.has_row_rules),
       window(core),
       own_rows(core, heads, own_codes, core.spec.scans()),
+      indexer(core),
       chunks(core),
       turns(core),
       past(ctx->segment_->token_index, ctx->tokens()),
@@ -111,7 +113,9 @@ void Session::State::check_next_step(const AttentionStep& step, std::int64_t ses
 void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
   const std::int64_t first = core.shape.first_attention();
   const std::int64_t had = core.own->tokens(first);
-  for (const std::int64_t before : {first, core.shape.row_layer_of(layer)}) {
+  const std::int64_t chooser =
+      core.shape.has_indexer(layer) ? core.shape.indexer_layer_of(layer) : layer;
+  for (const std::int64_t before : {first, core.shape.row_layer_of(layer), chooser}) {
     const std::int64_t most = core.own->tokens(before);
     if (layer == before || core.own->tokens(layer) + tokens <= most) continue;
     throw InvalidArgument(fmt::format(
@@ -221,6 +225,10 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
                     "all its tokens, or of none to read only",
                     step.kv_count(), step.tokens));
   }
+  one.firsts.clear();
+  for (const Session* session : sessions)
+    one.firsts.push_back(session->state_->core.position(step.layer));
+  check_index_tensors(shape, step, one.firsts);
   for (std::size_t i = 0; i < sessions.size(); ++i)
     sessions[i]->state_->check_next_step(step,
                                          sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1);
@@ -298,6 +306,12 @@ void Session::truncate(std::int64_t own_tokens) {
 }
 
 std::int64_t Session::tokens() const { return state_->core.context->tokens() + own_tokens(); }
+std::int64_t Session::tokens(std::int64_t layer) const {
+  const SessionCore& core = state_->core;
+  if (layer >= 0 && layer < core.shape.layers) return core.position(layer);
+  throw InvalidArgument(
+      fmt::format("layer {} of a session with {} layers", layer, core.shape.layers));
+}
 std::int64_t Session::own_tokens() const { return state_->core.own->tokens(0); }
 const Context& Session::context() const { return *state_->core.context; }
 const RetrievalOptions& Session::options() const { return state_->core.options; }

@@ -16,6 +16,7 @@ Session Session::fork() const {
   auto state =
       std::make_unique<State>(state_->core.context, state_->core.options, state_->core.device);
   state->core.own->copy_from(*state_->core.own);
+  state->core.indexer.copy_choices(state_->core.indexer);
   state->own_codes.start();
   const std::int64_t code_bytes = state->core.stats.device_index_bytes;
   const std::int64_t row_bytes = state->core.stats.device_row_bytes;
@@ -40,6 +41,7 @@ std::shared_ptr<const Context> Session::own_rows() const {
   s.check_between_steps("own_rows");
   const auto own = std::make_shared<LayerStates>(s.core.shape, s.core.context->dtype(),
                                                  s.core.own->tokens(0), 0, "session's rows");
+  own->rows().index_keys().begin_at(s.core.context->tokens());
   own->copy_from(*s.core.own);
   own->freeze();
   return Context(s.core.shape, {.states = own, .tokens_before = s.core.context->tokens()})
@@ -74,6 +76,12 @@ void Session::resume(const Context& own_rows) {
     throw InvalidArgument(
         "resume: the keys of these rows have other scales or another bias than the context's keys; "
         "give rows of a session over this context");
+  }
+  if (rows.index_keys().first_position() != own.index_keys().first_position()) {
+    throw InvalidArgument(
+        fmt::format("resume: the index keys of these rows begin at position {}; the session's "
+                    "begin at {}",
+                    rows.index_keys().first_position(), own.index_keys().first_position()));
   }
   if (own_rows.tokens() > own.capacity()) {
     throw InvalidArgument(fmt::format("resume: {} tokens in a session with capacity for {}",

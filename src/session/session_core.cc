@@ -52,10 +52,13 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
       segments{frozen, {.first = context->tokens(), .states = own}},
       indices{segments[0].find(options.index), nullptr},
       tail(segments[0].find(options.tail)),
+      indexer(shape),
       step_times(static_cast<std::size_t>(shape.layers)) {
   load_spans.reserve(static_cast<std::size_t>(std::max(shape.kv_heads, shape.sliding_kv_heads)));
   if (indices[0] != nullptr && !indices[0]->spec.factory().traits().finds) indices[1] = indices[0];
   own->rows().use_channels(segments[0].states->rows(), context->tokens());
+  own->rows().index_keys().begin_at(context->tokens());
+  check_indexer();
   spec.rows = context->dtype();
   spec.context = segments[0].row_store();
   if (!device.compute()->takes_rows(context->dtype())) {
@@ -89,6 +92,21 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
   searched_segments = segments.size() - (spec.scans() || spec.tail ? 1 : 0);
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(spec);
+}
+
+void SessionCore::check_indexer() const {
+  if (!shape.indexer) return;
+  if (device.is_cuda()) {
+    throw Unsupported(
+        "a session on a CUDA device over layers with a trained indexer; trained indexers run on a "
+        "CPU so far: give the device cpu");
+  }
+  const std::int64_t first = segments[0].states->rows().index_keys().first_position();
+  if (first == 0) return;
+  throw InvalidArgument(
+      fmt::format("a session over own rows of another session, whose index keys begin at position "
+                  "{}; give them to resume(), in a session over the context before them",
+                  first));
 }
 
 void SessionCore::copy_rows() {
@@ -143,6 +161,7 @@ bool SessionCore::meets_chunks(const AttentionStep& step) const {
 
 bool SessionCore::searches(std::int64_t layer, std::int64_t end) const {
   // Rows to find lie between the sinks and the window of the last token.
+  if (shape.has_indexer(layer)) return true;
   const PositionRange beyond{spec.sinks, end - spec.window};
   return spec.retrieves(layer) && beyond.within(sees).size() > 0;
 }
@@ -159,7 +178,7 @@ void SessionCore::count_search(std::int64_t layer, double seconds) {
 
 void SessionCore::count_steps(std::int64_t layer, std::int64_t tokens) {
   stats.steps += tokens;
-  if (spec.retrieves(layer)) stats.retrieving_steps += tokens;
+  if (spec.retrieves(layer) || shape.has_indexer(layer)) stats.retrieving_steps += tokens;
 }
 
 void SessionCore::load(PositionRange layers) {

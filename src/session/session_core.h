@@ -9,6 +9,7 @@
 #include "src/context/segment.h"
 #include "src/device/compute_device.h"
 #include "src/device/decode_backend.h"
+#include "src/device/host/indexer_attention.h"
 #include "src/session/row_schedule.h"
 #include "src/store/layer_states.h"
 #include "topkv/context.h"
@@ -40,7 +41,8 @@ struct SessionCore {
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
   /// Returns whether a step's tokens use more than one query each (chunk_passes.h).
   bool meets_chunks(const AttentionStep& step) const;
-  /// Returns whether a step whose last token is at position end - 1 has rows to find.
+  /// Returns whether a step whose last token is at position end - 1 has rows to find, by a search
+  /// or by a trained indexer.
   bool searches(std::int64_t layer, std::int64_t end) const;
   /// Returns the number of own tokens before the window of the next token, sinks included.
   std::int64_t left_window(std::int64_t layer) const;
@@ -49,6 +51,8 @@ struct SessionCore {
   /// Counts tokens that a layer has attended.
   void count_steps(std::int64_t layer, std::int64_t tokens);
 
+  /// Throws Unsupported, or InvalidArgument, for a trained indexer that the session cannot run.
+  void check_indexer() const;
   /// Copies rows of the context to the device (RetrievalOptions::device_rows).
   void copy_rows();
   /// Sets the backend's copy of the session's own rows, in a range of layers.
@@ -72,6 +76,7 @@ struct SessionCore {
   std::size_t searched_segments = 1;
   std::vector<const SegmentIndex*> indices;  // of each segment; null: exact search
   const SegmentIndex* tail;                  // the context's tail; null: none
+  IndexerAttention indexer;                  // of layers with a trained indexer
   DecodeBackend backend;
   SessionStats stats;
   std::vector<StepTimes> step_times;   // per layer

@@ -9,6 +9,7 @@
 #include "src/session/async_stepper.h"
 #include "src/session/chunk_steps.h"
 #include "src/session/draft_reading.h"
+#include "src/session/indexer_source.h"
 #include "src/session/own_codes.h"
 #include "src/session/own_rows_source.h"
 #include "src/session/past_tokens.h"
@@ -30,6 +31,8 @@ namespace topkv {
 /// | a search with a tail | own rows, search |
 /// | a search without a tail | search, of own rows too |
 /// | a rule (mass, error) | the rule, over scan or search, with own rows |
+///
+/// Layers with a trained indexer have one source instead of all of these: the indexer.
 struct Session::State {
   State(const std::shared_ptr<const Context>& context, RetrievalOptions options,
         const Device& device);
@@ -74,10 +77,12 @@ struct Session::State {
   OwnCodes own_codes;
   WindowSource window;
   OwnRowsSource own_rows;
-  std::unique_ptr<SearchSource> search;  // null: the device scans
-  std::unique_ptr<ScanSource> scan;      // null: the session searches
-  std::unique_ptr<RuledSource> ruled;    // null: there is no rule
-  std::vector<AttentionSource*> beyond;  // the sources beside the window, in order
+  IndexerSource indexer;
+  AttentionSource* indexer_alone = &indexer;  // the list of sources of layers with an indexer
+  std::unique_ptr<SearchSource> search;       // null: the device scans
+  std::unique_ptr<ScanSource> scan;           // null: the session searches
+  std::unique_ptr<RuledSource> ruled;         // null: there is no rule
+  std::vector<AttentionSource*> beyond;       // the sources beside the window, in order
   EstimateBuffer estimate;
   EstimateBuffer* host_estimate = nullptr;  // null: there is no tail, or a scan makes its estimate
   ChunkSteps chunks;
@@ -87,6 +92,7 @@ struct Session::State {
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
   std::int64_t rows_of_device = 0;          // AsyncScan::rows_attended that the statistics have
   std::vector<Step> steps;                  // of a call whose first session this is
+  std::vector<std::int64_t> firsts;         // the positions at which these sessions take it
   /// Null: no step can go ahead.
   std::unique_ptr<AsyncStepper> async_stepper;
 };

@@ -9,6 +9,15 @@
 namespace topkv {
 
 Step Session::State::new_step(const AttentionStep& tensors, std::int64_t session_index) {
+  if (core.shape.has_indexer(tensors.layer)) {
+    return {.session = &core,
+            .beyond = {&indexer_alone, 1},
+            .session_index = session_index,
+            .tensors = tensors,
+            .own_tokens_before = core.own->tokens(tensors.layer),
+            .stats_before = core.stats,
+            .times_before = core.times(tensors.layer)};
+  }
   return {.session = &core,
           .window = &window,
           .beyond = beyond,
@@ -85,9 +94,17 @@ void Session::take_step(std::span<Session* const> sessions, const AttentionStep&
   try {
     // Reading tokens do not move the window, so it matters how they are cut: alike on all devices.
     for (std::int64_t t = 0; t < step.tokens; t += most_step_tokens) {
+      std::int64_t index_keys = 0;  // of the sessions before
       for (std::int64_t i = 0; i < std::ssize(steps); ++i) {
-        steps[static_cast<std::size_t>(i)].tensors = step_part(
-            shape, step, i * step.tokens + t, std::min(most_step_tokens, step.tokens - t));
+        Step& part = steps[static_cast<std::size_t>(i)];
+        const std::int64_t first = part.session->context->tokens() + part.own_tokens_before;
+        const auto keys_of = [&](std::int64_t tokens) {
+          return completed_index_keys(shape, step.layer, first, tokens);
+        };
+        part.tensors =
+            step_part(shape, step, i * step.tokens + t, std::min(most_step_tokens, step.tokens - t),
+                      index_keys + keys_of(t));
+        index_keys += keys_of(step.tokens);
       }
       if (async) {
         one.async_stepper->step(steps[0]);
@@ -108,11 +125,15 @@ void Session::take_turns(std::span<Session* const> sessions, const AttentionStep
   std::vector<Step> steps;
   for (Session* session : sessions)
     steps.push_back(session->state_->new_step(step, sessions.size() > 1 ? std::ssize(steps) : -1));
+  std::int64_t index_keys = 0;  // of the sessions before
   try {
     for (std::size_t i = 0; i < steps.size(); ++i) {
       State& one = *sessions[i]->state_;
       const AttentionStep part =
-          step_part(one.core.shape, step, static_cast<std::int64_t>(i) * step.tokens, step.tokens);
+          step_part(one.core.shape, step, static_cast<std::int64_t>(i) * step.tokens, step.tokens,
+                    index_keys);
+      index_keys += completed_index_keys(one.core.shape, step.layer, one.core.position(step.layer),
+                                         step.tokens);
       with_session_in_errors(steps[i].session_index, [&] {
         if (!one.turns.takes(part)) return take_step(sessions.subspan(i, 1), part);
         one.settle();

@@ -74,7 +74,7 @@ void take(std::span<Step> steps) {
     }
     with_session_in_errors(step.session_index, [&] { append_rows(step, given); });
     watch = {};
-    step.window->contribute(step);
+    if (step.window != nullptr) step.window->contribute(step);
     of.times(step.layer()).window += watch.seconds();
   }
 }
@@ -112,6 +112,11 @@ void append_rows(const Step& step, const AttentionStep& given) {
                  given.q + i * given.tokens * width, given.tokens, of.shape.q_heads);
   }
   const std::int64_t rows = given.kv_count();
+  if (of.shape.has_index_keys(layer)) {
+    check_index_queries(of.shape, given, step.queries.first);
+    of.own->rows().check_room(layer, rows);
+    of.own->rows().index_keys().write(layer, of.own->tokens(layer), rows, given.index_k);
+  }
   if (!of.shape.has_rows(layer)) {
     of.own->rows().extend(layer, rows);
   } else if (rows > 0) {
@@ -169,7 +174,7 @@ void run_step(std::span<Step> steps) {
 }
 
 AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
-                        std::int64_t tokens) {
+                        std::int64_t tokens, std::int64_t index_keys) {
   const bool reads = step.kv_count() == 0;
   AttentionStep part = step;
   const std::int64_t q_width = shape.q_heads * shape.head_dim_of(step.layer);
@@ -185,7 +190,15 @@ AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, 
     part.k += begin * kv_width;
     if (step.v != nullptr) part.v += begin * kv_width;
   }
+  if (step.index_q != nullptr) part.index_q += begin * shape.indexer->heads * shape.indexer->dim;
+  if (step.index_k != nullptr) part.index_k += index_keys * shape.indexer->dim;
+  if (step.index_weights != nullptr) part.index_weights += begin * shape.indexer->heads;
   return part;
+}
+
+std::int64_t completed_index_keys(const AttentionShape& shape, std::int64_t layer,
+                                  std::int64_t first, std::int64_t tokens) {
+  return shape.has_index_keys(layer) ? shape.indexer->completed(first, tokens) : 0;
 }
 
 }  // namespace topkv

@@ -28,7 +28,8 @@ class SearchSource;
 /// have several sessions over one context.
 struct Step {
   SessionCore* session = nullptr;
-  AttentionSource* window = nullptr;              ///< the rows that are attended in any case
+  /// The rows that are attended in any case. Null: there are none (a trained indexer).
+  AttentionSource* window = nullptr;
   std::span<AttentionSource* const> beyond = {};  ///< all other sources, in order
   // The session's sources that work for several sessions at once. Null: it has no such source.
   ScanSource* scan = nullptr;
@@ -104,9 +105,15 @@ void with_session_in_errors(std::int64_t session, const auto& work) {
 }
 
 /// Returns a part of a step: `tokens` tokens from number `begin` on. It has K and V of these
-/// tokens, or no K and V if the step has none.
+/// tokens, or no K and V if the step has none. index_keys: the number of index keys of the tokens
+/// before `begin` (AttentionStep::index_k).
 AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
-                        std::int64_t tokens);
+                        std::int64_t tokens, std::int64_t index_keys = 0);
+
+/// Returns the number of index keys that the first `tokens` tokens of a step complete, with the
+/// first of them at position `first`. 0 in a layer without index keys.
+std::int64_t completed_index_keys(const AttentionShape& shape, std::int64_t layer,
+                                  std::int64_t first, std::int64_t tokens);
 
 /// Begins a step on the device, with its passes, and sets the step's queries, which are on the host
 /// later. The caller holds the device's lock.

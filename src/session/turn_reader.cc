@@ -91,7 +91,8 @@ void TurnReader::open(std::int64_t first, std::int64_t end) {
   prefill_ = device.prefill_attention(session_.shape, visibility(session_, fitting), chunk_,
                                       {.store = session_.own->rows(),
                                        .before = &session_.segments[0].states->rows(),
-                                       .tokens = room_});
+                                       .tokens = room_,
+                                       .indexer = &session_.indexer});
 }
 
 void TurnReader::read(const AttentionStep& step) {
@@ -107,7 +108,9 @@ void TurnReader::read(const AttentionStep& step) {
   open(first, end);
   for (std::int64_t at = first, count = 0; at < end; at += count) {
     count = part_of(at, end - at);
-    const AttentionStep part = step_part(session_.shape, step, at - first, count);
+    const AttentionStep part =
+        step_part(session_.shape, step, at - first, count,
+                  completed_index_keys(session_.shape, step.layer, first, at - first));
     prefill_->attend(part);
     session_.backend.window->add(part, at);
   }

@@ -93,6 +93,12 @@ std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtyp
     if (__builtin_add_overflow(bytes, of_layer, &bytes))
       throw InvalidArgument("the rows of a token are beyond 64 bits of bytes");
   }
+  if (shape.indexer) {
+    const std::int64_t keys = checked_product(shape.index_key_layers(), shape.indexer->key_bytes());
+    const std::int64_t tokens = shape.indexer->tokens_per_key;
+    if (__builtin_add_overflow(bytes, keys / tokens + (keys % tokens > 0 ? 1 : 0), &bytes))
+      throw InvalidArgument("the rows and index keys of a token are beyond 64 bits of bytes");
+  }
   return bytes;
 }
 
@@ -104,6 +110,7 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
       sliding_(sliding),
       channels_per_layer_(shape.widest_kv()),
       keys_are_values_(shape.keys_are_values),
+      index_keys_(shape, std::max<std::int64_t>(capacity, 0)),
       chunk_len_(shape.chunk_len),
       sizes_(static_cast<std::size_t>(shape.layers)) {
   if (capacity < 0) {
@@ -177,11 +184,12 @@ void RowStore::reserve_memory(std::int64_t budget) {
     regions_[region] = Region(lay_out(arrays_, region, nullptr));
     lay_out(arrays_, region, regions_[region].data());
   }
+  index_keys_.reserve();
 }
 
 void RowStore::check_memory(const std::vector<LayerArrays>& arrays,
                             std::string_view otherwise) const {
-  std::int64_t wanted = 0;
+  std::int64_t wanted = index_keys_.capacity_bytes();
   for (const LayerArrays& of : arrays) wanted += of.rows * of.row_bytes();
   if (budget_ == 0) wanted -= bytes();  // rows that are there have their memory
   const std::int64_t available = budget_ > 0 ? budget_ : available_host_memory();
@@ -539,6 +547,8 @@ void RowStore::copy_from(const RowStore& other) {
   channels_chosen_ = channels_chosen_ || other.channels_chosen_;  // a file's store does not say so
   bias_ = other.bias_;
   first_position_ = other.first_position_;
+  for (std::int64_t layer = 0; layer < layers; ++layer)
+    index_keys_.copy_from(other.index_keys_, layer, other.size(layer));
   for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 
@@ -546,6 +556,7 @@ std::int64_t RowStore::bytes() const {
   std::int64_t bytes = 0;
   for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer) {
     if (has_rows(layer)) bytes += (size(layer) - first_row(layer)) * arrays_of(layer).row_bytes();
+    bytes += index_keys_.bytes(layer, size(layer));
   }
   return bytes;
 }

@@ -16,6 +16,9 @@
 // views are of the other layer's, with a number of tokens of its own. A layer with a recurrent
 // state has nothing here (layer_states.h).
 //
+// A layer with a trained indexer has index keys beside its rows (index_keys.h), which are written
+// before the rows of their tokens.
+//
 // A layer with a sliding window may keep its last rows only (SlidingRows). Positions count all
 // tokens all the same: the first row that is there has the position first_row(layer), and views
 // begin at position 0, whose row must not be read then.
@@ -38,6 +41,7 @@
 #include <vector>
 
 #include "src/core/memory/memory.h"
+#include "src/store/index_keys.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
@@ -66,7 +70,7 @@ class RowStore {
 
   /// Rows that are there already and stay as they are: `tokens` of every layer that has rows, from
   /// its first row on, laid out as arrays are (below), each padded to a multiple of 4096 bytes.
-  /// Whoever owns them is kept as long.
+  /// Whoever owns them is kept as long. Index keys are there after IndexKeys::borrow.
   RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
            const std::vector<std::int64_t>& first_rows, const std::byte* arrays,
            std::shared_ptr<void> owner);
@@ -76,8 +80,8 @@ class RowStore {
     return in_blocks(dtype.keys) && !shape.keys_are_values;
   }
 
-  /// Bytes of K and V of one token over all layers. Throws InvalidArgument when 64 bits do not
-  /// count them.
+  /// Bytes of K and V of one token, and of its share of index keys, over all layers. Throws
+  /// InvalidArgument when 64 bits do not count them.
   static std::int64_t bytes_per_token(const AttentionShape& shape, KvDType dtype);
 
   /// Bytes of all rows while `tokens` tokens are read in steps of `step` tokens, and sliding layers
@@ -155,9 +159,9 @@ class RowStore {
   /// Whether the memory of layers that keep all rows is locked.
   bool is_locked() const { return locks_[0] != nullptr; }
 
-  /// Copies the rows that `other` has in every layer, the scales and the bias. Scales that are
-  /// there for good stay so. REQUIRES: same shape and dtype, this empty, capacity enough, scales
-  /// that are there for good those of other.
+  /// Copies the rows and index keys that `other` has in every layer, the scales and the bias.
+  /// Scales that are there for good stay so. REQUIRES: same shape and dtype, this empty, capacity
+  /// enough, scales that are there for good those of other, index keys that begin at one position.
   void copy_from(const RowStore& other);
 
   std::int64_t size(std::int64_t layer) const {
@@ -173,8 +177,13 @@ class RowStore {
   bool has_rows(std::int64_t layer) const {
     return arrays_[static_cast<std::size_t>(layer)].window >= 0;
   }
-  /// Bytes of all rows that are there.
+  /// Bytes of all rows and index keys that are there.
   std::int64_t bytes() const;
+  /// The index keys of layers that have them. A layer has those of its size(layer) tokens.
+  IndexKeys& index_keys() { return index_keys_; }
+  const IndexKeys& index_keys() const { return index_keys_; }
+  /// The index keys of a layer, those of its tokens alone; empty for a layer without index keys.
+  KeyView index_keys(std::int64_t layer) const { return index_keys_.keys(layer, size(layer)); }
   /// The rows of one (layer, KV head); the address stays for the store's life.
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
 
@@ -257,9 +266,10 @@ class RowStore {
   bool channels_chosen_ = false;                    // for good
   std::shared_ptr<const std::vector<float>> bias_;  // [layers, 3, channels_per_layer]; null: none
   std::int64_t first_position_ = 0;                 // of the bias
-  std::shared_ptr<void> lender_;                    // of the arrays, where there are no regions
-  bool huge_pages_ = false;                         // what regions_[0] commits by now
-  std::shared_ptr<void> locks_[2];                  // go before the regions
+  IndexKeys index_keys_;
+  std::shared_ptr<void> lender_;    // of the arrays, where there are no regions
+  bool huge_pages_ = false;         // what regions_[0] commits by now
+  std::shared_ptr<void> locks_[2];  // go before the regions
   std::int64_t chunk_len_;
   std::vector<std::atomic<std::int64_t>> sizes_;  // per layer, tokens
 };

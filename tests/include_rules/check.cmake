@@ -38,7 +38,7 @@ set(below_bindings ${below_src_model} src/model src/eval)
 
 # The sub-rooms, from the lowest to the highest.
 set(sub_src_core text io threads math memory format .)
-set(sub_index common codes exact graphs lists tails methods .)
+set(sub_index common codes exact graphs lists tails methods trained .)
 set(sub_src_device . host)
 set(sub_gpu runtime network attention codes entries build session .)
 set(sub_src_context . file)

@@ -37,6 +37,7 @@ class Feed {
       out_.push_back(place.put(std::vector<float>(elements, NAN)));
       const auto heads = static_cast<std::size_t>((end - first) * stream.shape.q_heads);
       lse_.push_back(place.put(std::vector<float>(heads, NAN)));
+      if (stream.shape.indexer) put_index_tensors(at, stream.shape.has_index_keys(l));
     }
   }
 
@@ -63,6 +64,10 @@ class Feed {
         .lse = layer == 0 ? nullptr : lse_[at].floats() + skip * stream_.shape.q_heads};
     if (!stream_.shape.has_rows(layer)) step.k = step.v = nullptr;
     if (stream_.shape.keys_are_values) step.v = nullptr;
+    if (stream_.shape.indexer) {
+      stream_.set_index_tensors(step, t, index_q_[at].floats(), index_k_[at].floats(),
+                                index_weights_[at].floats(), first_);
+    }
     if (stream_.shape.chunk_len > 0) {
       step.q_next = q_next_[at].floats() + skip * stream_.q_width();
       step.q_far = q_far_[at].floats() + skip * stream_.q_width();
@@ -97,12 +102,26 @@ class Feed {
   topkv::Buffer put(const std::vector<float>& values, std::int64_t width) const {
     return place_.put({values.begin() + first_ * width, values.begin() + end_ * width});
   }
+  void put_index_tensors(std::size_t layer, bool chooses) {
+    const topkv::IndexerShape& of = *stream_.shape.indexer;
+    const auto part = [&](const std::vector<float>& values, std::int64_t begin, std::int64_t end) {
+      if (!chooses) return place_.put({});
+      return place_.put({values.begin() + begin, values.begin() + end});
+    };
+    const std::int64_t width = of.heads * of.dim;
+    index_q_.push_back(part(stream_.index_q[layer], first_ * width, end_ * width));
+    index_k_.push_back(
+        part(stream_.index_k[layer], of.keys(first_) * of.dim, of.keys(end_) * of.dim));
+    index_weights_.push_back(
+        part(stream_.index_weights[layer], first_ * of.heads, end_ * of.heads));
+  }
 
   const Place& place_;
   const TokenStream& stream_;
   std::int64_t first_, end_;
-  std::vector<topkv::Buffer> q_, k_, v_, out_, lse_;  // per layer
-  std::vector<topkv::Buffer> q_next_, q_far_;         // likewise, with chunks
+  std::vector<topkv::Buffer> q_, k_, v_, out_, lse_;              // per layer
+  std::vector<topkv::Buffer> q_next_, q_far_;                     // likewise, with chunks
+  std::vector<topkv::Buffer> index_q_, index_k_, index_weights_;  // with a trained indexer
 };
 
 /// The rows below `end` that a session with an exact index finds for a token at p: with chunks, for
@@ -143,11 +162,15 @@ inline double Feed::worst(const topkv::RetrievalOptions& options,
   double worst = 0;
   for (std::int64_t l = 0; l < stream_.shape.layers; ++l) {
     const std::int64_t sliding = stream_.shape.window_of(l);
+    const bool chosen = stream_.shape.has_indexer(l);
     const bool dense = sliding == 0 && l < options.dense_layers;
     for (const std::int64_t p : positions) {
       for (std::int64_t head = 0; head < stream_.shape.q_heads; ++head) {
         std::set<std::int64_t> found;
-        if (sliding == 0 && !dense) found = found_rows(stream_, options, l, p, head, end);
+        if (chosen)
+          found = stream_.chosen(l, p, head / stream_.shape.group());
+        else if (sliding == 0 && !dense)
+          found = found_rows(stream_, options, l, p, head, end);
         const float* out = &got[static_cast<std::size_t>(l)][static_cast<std::size_t>(
             (p - first_) * stream_.q_width() + head * stream_.shape.head_dim)];
         const float* lse =
@@ -157,6 +180,7 @@ inline double Feed::worst(const topkv::RetrievalOptions& options,
         worst = std::max(
             worst, stream_.error(l, p, head, place_.is_cuda(), out, lse, [&](std::int64_t x) {
               if (x >= end) return false;
+              if (chosen) return found.contains(x);
               if (sliding > 0) return x > p - sliding;
               return dense || x < options.sinks || x > p - options.window || found.contains(x);
             }));

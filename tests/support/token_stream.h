@@ -9,8 +9,12 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
+#include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +85,9 @@ class Place {
 /// them; keys and values are not. Queries are large, so that single rows weigh much. With chunks
 /// q_next and q_far have nothing to do with q: who takes the wrong one is far off. A layer that
 /// attends the rows of another layer has the k and v of that layer. When keys are values, v is k.
+///
+/// Index queries, keys and weights of a trained indexer are small multiples of 1/4: their scores
+/// are exact in float32, and many are equal.
 class TokenStream {
  public:
   using Visible = std::function<bool(std::int64_t row)>;
@@ -100,6 +107,7 @@ class TokenStream {
                       ? k.back()
                       : reference::random_floats(total * kv_width(), rows_at + 2));
       for (std::int64_t head = 0; head < shape.kv_heads; ++head) rows_.push_back(rounded(l, head));
+      if (shape.indexer) add_index_tensors(shape.has_index_keys(l), at + 2000);
     }
   }
 
@@ -131,10 +139,62 @@ class TokenStream {
     return rows_[at(layer * shape.kv_heads + kv_head)];
   }
 
+  /// The positions that the trained indexer of a layer chooses for a token and KV head, in float64
+  /// by plain loops.
+  std::set<std::int64_t> chosen(std::int64_t layer, std::int64_t p, std::int64_t kv_head) const {
+    const topkv::IndexerShape& of = *shape.indexer;
+    const std::int64_t chooser = shape.indexer_layer_of(layer);
+    const std::int64_t keys = (p + 1) / of.tokens_per_key;
+    const std::int64_t heads = of.heads / of.choices;
+    const std::int64_t first_head = of.choices == 1 ? 0 : kv_head * heads;
+    std::map<std::int64_t, double> blocks;  // by their best key
+    for (std::int64_t key = 0; key < keys; ++key) {
+      double score = 0;
+      for (std::int64_t h = first_head; h < first_head + heads; ++h) {
+        double dot = 0;
+        for (std::int64_t j = 0; j < of.dim; ++j)
+          dot += double{index_q[at(chooser)][at((p * of.heads + h) * of.dim + j)]} *
+                 index_k[at(chooser)][at(key * of.dim + j)];
+        if (of.score == topkv::IndexScore::relu) dot = std::max(dot, 0.0);
+        score += dot * (with_weights ? index_weights[at(chooser)][at(p * of.heads + h)] : 1.0F);
+      }
+      const auto [block, added] = blocks.insert({key / of.block, score});
+      block->second = std::max(block->second, score);
+    }
+    std::vector<std::pair<double, std::int64_t>> ranked;
+    for (const auto& [block, score] : blocks) {
+      const bool local = block > (keys - 1) / of.block - of.local_blocks;
+      ranked.push_back({local ? -std::numeric_limits<double>::infinity() : -score, block});
+    }
+    std::sort(ranked.begin(), ranked.end());
+    std::set<std::int64_t> positions;
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(of.top, std::ssize(ranked)); ++i) {
+      for (std::int64_t key = 0; key < keys; ++key) {
+        if (key / of.block != ranked[at(i)].second) continue;
+        for (std::int64_t j = 0; j < of.tokens_per_key; ++j)
+          positions.insert(key * of.tokens_per_key + j);
+      }
+    }
+    for (std::int64_t x = keys * of.tokens_per_key; x <= p; ++x) positions.insert(x);
+    return positions;
+  }
+
+  /// Sets the index tensors of a step whose first token is at position `first`. The tensors hold
+  /// tokens from position `from` on.
+  void set_index_tensors(topkv::AttentionStep& step, std::int64_t first, const float* queries,
+                         const float* keys, const float* weights, std::int64_t from = 0) const {
+    if (!shape.has_index_keys(step.layer)) return;
+    const topkv::IndexerShape& of = *shape.indexer;
+    step.index_q = queries + (first - from) * of.heads * of.dim;
+    step.index_k = keys + of.completed(from, first - from) * of.dim;
+    if (with_weights) step.index_weights = weights + (first - from) * of.heads;
+  }
+
   /// The first tokens as a context in bf16, whose rows no device knows of.
   std::shared_ptr<const topkv::Context> context(std::int64_t tokens,
                                                 topkv::KvDType dtype = {}) const {
     topkv::ContextBuilder builder(shape, {.capacity = tokens, .dtype = dtype});
+    if (shape.indexer) return attended(builder, tokens);
     const auto view = [&](const std::vector<float>& values) {
       return topkv::TensorView::tokens_first(values.data(), topkv::DType::f32, tokens,
                                              shape.kv_heads, shape.head_dim);
@@ -232,8 +292,50 @@ class TokenStream {
   std::int64_t total;
   std::vector<std::vector<float>> q, k, v;        // [layers][total x width]
   std::vector<std::vector<float>> q_next, q_far;  // likewise, with chunks
+  /// With a trained indexer, per layer: [total, heads, dim], [keys, dim], [total, heads]. Empty in
+  /// layers that do not choose.
+  std::vector<std::vector<float>> index_q, index_k, index_weights;
+  bool with_weights = true;  // steps have index_weights
 
  private:
+  /// Whole numbers of -3 to 3, times a factor.
+  static std::vector<float> small_numbers(std::int64_t count, unsigned seed, float factor) {
+    std::mt19937 random(seed);
+    std::vector<float> out(at(count));
+    for (float& x : out) x = factor * static_cast<float>(static_cast<int>(random() % 7) - 3);
+    return out;
+  }
+  void add_index_tensors(bool chooses, unsigned seed) {
+    const topkv::IndexerShape& of = *shape.indexer;
+    const std::int64_t tokens = chooses ? total : 0;
+    index_q.push_back(small_numbers(tokens * of.heads * of.dim, seed, 1));
+    index_k.push_back(small_numbers(of.keys(tokens) * of.dim, seed + 1, 1));
+    index_weights.push_back(small_numbers(tokens * of.heads, seed + 2, 0.25F));
+  }
+  /// The context of a builder that attends the first tokens, 50 at a time.
+  std::shared_ptr<const topkv::Context> attended(topkv::ContextBuilder& builder,
+                                                 std::int64_t tokens) const {
+    for (std::int64_t t = 0; t < tokens;) {
+      const std::int64_t count = std::min<std::int64_t>(50, tokens - t);
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        std::vector<float> out(at(count * q_width()));
+        topkv::AttentionStep step{.layer = l,
+                                  .tokens = count,
+                                  .q = q[at(l)].data() + t * q_width(),
+                                  .k = k[at(l)].data() + t * kv_width(),
+                                  .v = v[at(l)].data() + t * kv_width(),
+                                  .out = out.data()};
+        if (!shape.has_rows(l)) step.k = step.v = nullptr;
+        if (shape.keys_are_values) step.v = nullptr;
+        set_index_tensors(step, t, index_q[at(l)].data(), index_k[at(l)].data(),
+                          index_weights[at(l)].data());
+        builder.attend(step);
+      }
+      t += count;
+    }
+    return builder.freeze();
+  }
+
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
   reference::Rows rounded(std::int64_t layer, std::int64_t kv_head) const {

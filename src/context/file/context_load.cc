@@ -44,7 +44,7 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
   for (const FileMeta::Index& index : meta.indices)
     if (!index.known) info.unknown_indices.push_back(printable(index.spec));
   for (const Section& section : open.table().sections) {
-    if (is_rows(section) || section.kind == SectionKind::channels ||
+    if (is_mapped(section) || section.kind == SectionKind::channels ||
         section.kind == SectionKind::bias)
       info.rows_bytes += section.bytes;
     if (section.kind == SectionKind::index || section.kind == SectionKind::tail)

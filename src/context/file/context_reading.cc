@@ -20,9 +20,18 @@ namespace topkv {
 namespace {
 
 KeyView rows_of(const RowStore& store, const Section& section) {
+  if (section.kind == SectionKind::index_keys) return store.index_keys(section.layer);
   const RowsView rows = store.rows(section.layer, section.kv_head)
                             .part({store.first_row(section.layer), store.size(section.layer)});
   return section.kind == SectionKind::keys ? rows.keys : rows.values;
+}
+
+/// Returns where the rows or index keys of a section go.
+std::byte* memory_of(const RowStore& store, const Section& section) {
+  if (section.kind == SectionKind::index_keys) return store.index_keys().data(section.layer);
+  const RowStore::Arrays arrays =
+      store.arrays(section.layer, section.kv_head, store.first_row(section.layer));
+  return section.kind == SectionKind::keys ? arrays.keys : arrays.values;
 }
 
 /// Where all indices are wanted.
@@ -56,7 +65,7 @@ ContextReading::ContextReading(const OpenContext& open, const ContextLoadOptions
     if (wanted_[i]) heads_[index.owner] = true;
   }
   for (const Section& section : open_.table().sections) {
-    if (is_read(section) && !(options.mapped && is_rows(section))) bytes_ += section.bytes;
+    if (is_read(section) && !(options.mapped && is_mapped(section))) bytes_ += section.bytes;
   }
 }
 
@@ -125,8 +134,10 @@ void ContextReading::note(std::int64_t bytes) {
 
 std::shared_ptr<LayerStates> ContextReading::states_in_memory() const {
   const FileMeta& meta = open_.meta();
-  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, meta.first_rows,
-                                       options_.memory_budget, "context");
+  auto states = std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, meta.first_rows,
+                                              options_.memory_budget, "context");
+  states->rows().index_keys().begin_at(meta.first_position());
+  return states;
 }
 
 std::shared_ptr<LayerStates> ContextReading::mapped_states() const {
@@ -135,9 +146,15 @@ std::shared_ptr<LayerStates> ContextReading::mapped_states() const {
   const ReadableFile& file = open_.file();
   const auto mapped =
       std::make_shared<MappedFile>(MappedFile::of(file.handle(), file.bytes(), file.path()));
-  const Section& first = *open_.of(SectionKind::keys).front();
-  return std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, meta.first_rows,
-                                       mapped->bytes().data() + first.at, mapped);
+  const std::byte* const bytes = mapped->bytes().data();
+  auto states =
+      std::make_shared<LayerStates>(meta.shape, meta.dtype, meta.tokens, meta.first_rows,
+                                    bytes + open_.of(SectionKind::keys).front()->at, mapped);
+  IndexKeys& index_keys = states->rows().index_keys();
+  index_keys.begin_at(meta.first_position());
+  if (const auto sections = open_.of(SectionKind::index_keys); !sections.empty())
+    index_keys.borrow(bytes + sections.front()->at, meta.tokens, mapped);
+  return states;
 }
 
 void ContextReading::read_channels(RowStore& store) {
@@ -181,10 +198,8 @@ void ContextReading::read_rows(RowStore& store) {
   };
   std::vector<Piece> pieces;
   for (const Section& section : open_.table().sections) {
-    if (!is_rows(section)) continue;
-    const RowStore::Arrays arrays =
-        store.arrays(section.layer, section.kv_head, store.first_row(section.layer));
-    std::byte* const to = section.kind == SectionKind::keys ? arrays.keys : arrays.values;
+    if (!is_mapped(section)) continue;
+    std::byte* const to = memory_of(store, section);
     for (std::int64_t i = 0; i < FileTable::blocks(section.bytes); ++i)
       pieces.push_back({&section, to + i * FileTable::block, i});
   }
@@ -262,15 +277,17 @@ std::vector<std::byte> ContextReading::read_application_data() {
 void ContextReading::check_finite(const RowStore& store) const {
   constexpr std::int64_t at_a_time = 4096;
   for (const Section& section : open_.table().sections) {
-    if (!is_rows(section)) continue;
+    if (!is_mapped(section)) continue;
     const KeyView rows = rows_of(store, section);
     parallel_for(rows.count, at_a_time, [&](std::int64_t begin, std::int64_t end) {
       if (stop_.stop_requested()) throw Stopped("stopped");
       const std::int64_t bad = first_not_finite_row(rows.part({begin, end}));
       if (bad >= 0)
         fail_section(open_.file().path(), section,
-                     fmt::format("the row of token {} is not finite; expected finite rows",
-                                 store.first_row(section.layer) + begin + bad));
+                     is_rows(section)
+                         ? fmt::format("the row of token {} is not finite; expected finite rows",
+                                       store.first_row(section.layer) + begin + bad)
+                         : fmt::format("key {} is not finite; expected finite keys", begin + bad));
     });
   }
 }

@@ -64,6 +64,7 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
 
 /// The first version of the format that has such a context.
 std::uint32_t version_of(const FileMeta& meta) {
+  if (meta.shape.indexer) return 4;
   if (meta.shape.keys_are_values) return 3;
   return meta.shape.row_layers() < meta.shape.layers || !meta.first_rows.empty() ||
                  meta.shape.has_two_widths()
@@ -176,6 +177,8 @@ class Saving {
         return reinterpret_cast<const std::byte*>(segment_.states->rows().channels(0));
       case SectionKind::bias:
         return reinterpret_cast<const std::byte*>(segment_.states->rows().bias(0));
+      case SectionKind::index_keys:
+        return segment_.states->rows().index_keys(section.layer).data;
       case SectionKind::keys:
         return segment_.rows(section.layer, section.kv_head).key(meta_.first_row(section.layer));
       default:

@@ -118,6 +118,8 @@ std::string Section::name() const {
       return fmt::format("the recurrent state of layer {}", layer);
     case SectionKind::application:
       return "the application's data";
+    case SectionKind::index_keys:
+      return fmt::format("index keys of layer {}", layer);
     case SectionKind::index:
       return fmt::format("index {} of {}", index, of_head());
     case SectionKind::tail:
@@ -243,10 +245,9 @@ FileTable FileTable::parse(const ReadableFile& file) {
     end += static_cast<std::uint64_t>(whole_pages(section.bytes));
     blocks_before += static_cast<std::uint64_t>(blocks(section.bytes));
     if (section.required && !is_known(section.kind))
-      unsupported(
-          file, fmt::format("has {}, which this topkv does not know and cannot skip; "
-                            "expected kinds 1 to {}: a later topkv may have written it",
-                            section.name(), static_cast<std::uint32_t>(SectionKind::application)));
+      unsupported(file, fmt::format("has {}, which this topkv does not know and cannot skip; "
+                                    "expected kinds 1 to {}: a later topkv may have written it",
+                                    section.name(), static_cast<std::uint32_t>(last_section_kind)));
     table.sections.push_back(section);
   }
   if (end != whole || blocks_before != header.checksums)

@@ -33,10 +33,14 @@ enum class SectionKind : std::uint32_t {
   bias = 9,    ///< bias of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)
   state = 10,  ///< recurrent state of a layer, and its snapshots (RecurrentState)
   application = 11,  ///< bytes of an application (ContextOrigin::application_data)
+  index_keys = 12,   ///< index keys of a layer, each of IndexerShape::key_bytes
 };
 
+/// The largest number of a kind.
+inline constexpr SectionKind last_section_kind = SectionKind::index_keys;
+
 inline bool is_known(SectionKind kind) {
-  return kind >= SectionKind::meta && kind <= SectionKind::application;
+  return kind >= SectionKind::meta && kind <= last_section_kind;
 }
 
 /// One section of a file.
@@ -65,8 +69,9 @@ struct Section {
 struct FileTable {
   /// Version 2 has layers without the rows of all tokens: layers that keep the rows of a sliding
   /// window, that attend the rows of another layer, or that have a recurrent state. Version 3 has
-  /// rows whose key is their value. An older topkv reads older versions alone.
-  static constexpr std::uint32_t newest_version = 3;
+  /// rows whose key is their value. Version 4 has a trained indexer. An older topkv reads older
+  /// versions alone.
+  static constexpr std::uint32_t newest_version = 4;
   static constexpr std::int64_t page = 4096;
   static constexpr std::int64_t block = std::int64_t{4} << 20;  // bytes that one checksum covers
   static constexpr std::int64_t header_bytes = 64;

@@ -20,17 +20,57 @@ constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
 constexpr std::int64_t most_indices = 1 << 10;
 constexpr std::size_t most_spec_bytes = 1024;
 
-/// Returns a list of numbers, one for each layer. Empty: there is no list of this name.
-std::vector<std::int64_t> of_layers(const JsonObject& json, const char* name, const char* wanted) {
+/// Returns a list of numbers from `least` on, one for each layer. Empty: there is no list of this
+/// name.
+std::vector<std::int64_t> of_layers(const JsonObject& json, const char* name, const char* wanted,
+                                    std::int64_t least = 0) {
   std::vector<std::int64_t> numbers;
   const nlohmann::json* list = json.find(name);
   if (list == nullptr) return numbers;
   if (!list->is_array()) json.fail(name, wanted);
   for (const auto& one : *list) {
-    if (!one.is_number_integer() || one < 0 || one > most_tokens) json.fail(name, wanted);
+    if (!one.is_number_integer() || one < least || one > most_tokens) json.fail(name, wanted);
     numbers.push_back(one.get<std::int64_t>());
   }
   return numbers;
+}
+
+/// Returns the trained indexer. Not set: there is none. Its members are checked with the shape.
+std::optional<IndexerShape> indexer_of(const JsonObject& json, const std::filesystem::path& path) {
+  const nlohmann::json* found = json.find("indexer");
+  if (found == nullptr) return {};
+  const JsonObject one(*found, path, "indexer.");
+  IndexerShape indexer;
+  indexer.dim = one.integer("dim", 1, most_heads);
+  indexer.heads = one.integer("heads", 1, most_heads);
+  indexer.choices = one.integer("choices", 1, most_heads);
+  indexer.tokens_per_key = one.integer("tokens_per_key", 1, most_heads);
+  indexer.block = one.integer("block", 1, most_heads);
+  indexer.top = one.integer("top", 1, std::numeric_limits<std::int64_t>::max());
+  indexer.local_blocks = one.integer("local_blocks", 0, indexer.top);
+  const std::string score = one.text("score");
+  if (score != name_of(IndexScore::dot) && score != name_of(IndexScore::relu))
+    one.fail("score", "\"dot\" or \"relu\"");
+  indexer.score = parse_index_score(score);
+  const std::string dtype = one.text("dtype");
+  if (dtype != name_of(DType::f32) && dtype != name_of(DType::bf16))
+    one.fail("dtype", "\"f32\" or \"bf16\"");
+  indexer.dtype = parse_dtype(dtype);
+  return indexer;
+}
+
+nlohmann::ordered_json json_of(const IndexerShape& indexer) {
+  nlohmann::ordered_json json;
+  json["dim"] = indexer.dim;
+  json["heads"] = indexer.heads;
+  json["choices"] = indexer.choices;
+  json["score"] = name_of(indexer.score);
+  json["tokens_per_key"] = indexer.tokens_per_key;
+  json["block"] = indexer.block;
+  json["top"] = indexer.top;
+  json["local_blocks"] = indexer.local_blocks;
+  json["dtype"] = name_of(indexer.dtype);
+  return json;
 }
 
 std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::filesystem::path& path) {
@@ -115,6 +155,8 @@ std::string write_meta(const FileMeta& meta) {
   if (meta.shape.sliding_kv_heads != 0) json["sliding_kv_heads"] = meta.shape.sliding_kv_heads;
   if (meta.shape.sliding_head_dim != 0) json["sliding_head_dim"] = meta.shape.sliding_head_dim;
   if (meta.shape.keys_are_values) json["keys_are_values"] = true;
+  if (meta.shape.indexer) json["indexer"] = json_of(*meta.shape.indexer);
+  if (!meta.shape.indexer_layer.empty()) json["indexer_layer"] = meta.shape.indexer_layer;
   json["chunk_len"] = meta.shape.chunk_len;
   json["kv_dtype"] = meta.dtype.name();
   json["indices"] = nlohmann::ordered_json::array();
@@ -155,6 +197,9 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   shape.sliding_kv_heads = json.integer("sliding_kv_heads", 0, most_heads, 0);
   shape.sliding_head_dim = json.integer("sliding_head_dim", 0, most_heads, 0);
   shape.keys_are_values = json.flag("keys_are_values", false);
+  shape.indexer = indexer_of(json, path);
+  shape.indexer_layer =
+      of_layers(json, "indexer_layer", "a list of layers or -1, one number for each layer", -1);
   shape.chunk_len = json.integer("chunk_len", 0, most_tokens);
   meta.first_rows = of_layers(json, "first_rows", "a list of positions, one number for each layer");
   meta.indices = indices_of(json, path);

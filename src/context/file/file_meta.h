@@ -27,6 +27,8 @@ struct FileMeta {
 
   /// Returns the specs of the indices that this topkv knows.
   std::vector<std::string> known_specs() const;
+  /// Returns the position of the first token in its text.
+  std::int64_t first_position() const { return tokens_before < 0 ? 0 : tokens_before; }
   /// Returns the position of a layer's first row.
   std::int64_t first_row(std::int64_t layer) const {
     return first_rows.empty() ? 0 : first_rows[static_cast<std::size_t>(layer)];

@@ -22,6 +22,8 @@ std::string too_few_sections(const FileMeta& meta, std::int64_t sections) {
     heads += shape.has_rows(layer) ? shape.kv_heads_of(layer) : 0;
   if (heads > sections / halves)
     return fmt::format("{} layers of {} KV heads", shape.layers, shape.kv_heads);
+  if (heads * halves + shape.index_key_layers() > sections)
+    return fmt::format("{} layers with index keys", shape.index_key_layers());
   // Indices have one or two for each KV head of a layer that has an index. Of others there is a
   // place in memory, a little larger than a section's in the table.
   constexpr std::int64_t most_places = 16;  // for each section
@@ -68,6 +70,12 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
       if (shape.keys_are_values) continue;
       add(SectionKind::values, 0, layer, head, rows * vector_bytes(meta.dtype.values, dim));
     }
+  }
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!shape.has_index_keys(layer)) continue;
+    const IndexerShape& of = *shape.indexer;
+    add(SectionKind::index_keys, 0, layer, 0,
+        of.completed(meta.first_position(), meta.tokens) * of.key_bytes());
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!shape.is_attention(layer)) add(SectionKind::state, 0, layer, 0, 0);

@@ -76,7 +76,7 @@ void OpenContext::check_sections() {
       fail_section(file_.path(), section,
                    fmt::format("has {} bytes; expected {}, for {} tokens", section.bytes, one.bytes,
                                meta_.tokens));
-    if (!is_rows(section)) continue;
+    if (!is_mapped(section)) continue;
     if (rows_end >= 0 && section.at != rows_end)
       fail_section(file_.path(), section, "does not follow the rows before it");
     rows_end = section.at + FileTable::whole_pages(section.bytes);

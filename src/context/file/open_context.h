@@ -16,6 +16,11 @@ inline bool is_rows(const Section& section) {
   return section.kind == SectionKind::keys || section.kind == SectionKind::values;
 }
 
+/// Returns whether a section lies in a mapped file as it lies in memory.
+inline bool is_mapped(const Section& section) {
+  return is_rows(section) || section.kind == SectionKind::index_keys;
+}
+
 inline bool is_of_index(const Section& section) {
   return section.kind == SectionKind::index || section.kind == SectionKind::tail;
 }

@@ -295,7 +295,7 @@ class HostDevice final : public ComputeDevice {
                                                    const PrefillVisibility& visible,
                                                    std::int64_t /*chunk*/,
                                                    const PrefillRows& rows) override {
-    return make_host_prefill(shape, visible, rows.store, rows.before);
+    return make_host_prefill(shape, visible, rows);
   }
   std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,
                                        const PrefillVisibility& /*visible*/, KvDType /*rows*/,

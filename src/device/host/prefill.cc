@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <utility>
 
 #include "src/attention/chunk_passes.h"
@@ -9,6 +10,7 @@
 #include "src/core/io/faults.h"
 #include "src/core/math/convert.h"
 #include "src/core/threads/threads.h"
+#include "src/device/host/indexer_attention.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
 
@@ -17,15 +19,19 @@ namespace {
 
 class HostPrefill final : public DevicePrefill {
  public:
-  HostPrefill(AttentionShape shape, PrefillVisibility visible, RowStore& store,
-              const RowStore* before)
+  HostPrefill(AttentionShape shape, PrefillVisibility visible, const PrefillRows& rows)
       : shape_(std::move(shape)),
         visible_(std::move(visible)),
-        store_(store),
-        before_(before),
-        tokens_before_(before == nullptr ? 0 : before->size(shape_.first_attention())),
+        store_(rows.store),
+        before_(rows.before),
+        tokens_before_(before_ == nullptr ? 0 : before_->size(shape_.first_attention())),
         means_(static_cast<std::size_t>(shape_.layers)),
-        shares_(static_cast<std::size_t>(shape_.layers)) {}
+        shares_(static_cast<std::size_t>(shape_.layers)),
+        own_indexer_(rows.indexer == nullptr ? std::make_unique<IndexerAttention>(shape_)
+                                             : nullptr),
+        indexer_(rows.indexer == nullptr ? *own_indexer_ : *rows.indexer) {}
+  HostPrefill(const HostPrefill&) = delete;  // its indexer points to its shape
+  HostPrefill& operator=(const HostPrefill&) = delete;
 
   void attend(const AttentionStep& step) override {
     const std::int64_t stored = store_.size(step.layer);
@@ -63,6 +69,7 @@ class HostPrefill final : public DevicePrefill {
                                         step.layer, bad / d % shape_.q_heads,
                                         first + bad / d / shape_.q_heads));
     }
+    if (shape_.has_index_keys(step.layer)) check_index_queries(shape_, step, first);
   }
 
   void append_and_attend(const AttentionStep& step, std::int64_t first) {
@@ -70,6 +77,10 @@ class HostPrefill final : public DevicePrefill {
     const std::int64_t kv_heads = shape_.kv_heads_of(step.layer);
     const std::int64_t heads = step.tokens * shape_.q_heads;
     const std::int64_t kept = step.kv_count();
+    if (shape_.has_index_keys(step.layer)) {
+      store_.check_room(step.layer, kept);
+      store_.index_keys().write(step.layer, store_.size(step.layer), kept, step.index_k);
+    }
     if (!store_.has_rows(step.layer)) {
       store_.extend(step.layer, kept);  // the layer whose rows it attends has them
     } else if (kept > 0) {
@@ -80,6 +91,10 @@ class HostPrefill final : public DevicePrefill {
     lse_.reset(heads, 0);
     const PartialView out{step.out, step.lse != nullptr ? step.lse : lse_.view().lse, heads, d};
     reach_fault("prefill.attend");
+    if (shape_.has_indexer(step.layer)) {
+      indexer_.attend(step, queries, {.before = before_, .store = store_}, out);
+      return;
+    }
     if (step.kv_first == 0 && kept == step.tokens) {
       each_chunk(shape_, step, first,
                  [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
@@ -182,17 +197,19 @@ class HostPrefill final : public DevicePrefill {
   std::int64_t tokens_before_;
   std::vector<std::vector<std::vector<float>>> means_;  // of blocks of keys, per layer and KV head
   std::vector<PrefillShare> shares_;                    // per layer
-  std::vector<RowSpan> spans_;                          // per KV head
-  Partial lse_;                                         // where the step wants none
-  Partial part_;                                        // of some rows, before it is merged
+  std::unique_ptr<IndexerAttention> own_indexer_;       // null: it has another owner
+  IndexerAttention& indexer_;
+  std::vector<RowSpan> spans_;  // per KV head
+  Partial lse_;                 // where the step wants none
+  Partial part_;                // of some rows, before it is merged
 };
 
 }  // namespace
 
 std::unique_ptr<DevicePrefill> make_host_prefill(const AttentionShape& shape,
-                                                 const PrefillVisibility& visible, RowStore& store,
-                                                 const RowStore* before) {
-  return std::make_unique<HostPrefill>(shape, visible, store, before);
+                                                 const PrefillVisibility& visible,
+                                                 const PrefillRows& rows) {
+  return std::make_unique<HostPrefill>(shape, visible, rows);
 }
 
 }  // namespace topkv

@@ -8,7 +8,7 @@
 namespace topkv {
 
 std::unique_ptr<DevicePrefill> make_host_prefill(const AttentionShape& shape,
-                                                 const PrefillVisibility& visible, RowStore& store,
-                                                 const RowStore* before);
+                                                 const PrefillVisibility& visible,
+                                                 const PrefillRows& rows);
 
 }  // namespace topkv
