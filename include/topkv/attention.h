@@ -125,7 +125,7 @@ struct AttentionStep {
   /// indexer.dim], with IndexerShape::completed(first, tokens) keys. With tokens_per_key 1 that is
   /// one for each token. May be null if there is none; null in a layer that does not choose.
   ///
-  /// In a step of several sessions, each session's keys follow those of the session before.
+  /// In a step of several sessions, the keys of the first session come first, then the next ones.
   const float* index_k = nullptr;
   /// With a trained indexer, the weights of the index queries: [tokens, indexer.heads]. Null: all
   /// weights are 1.

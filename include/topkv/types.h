@@ -111,8 +111,8 @@ IndexScore parse_index_score(std::string_view name);
 /// | --- | --- | --- | --- | --- | --- | --- |
 /// | DeepSeek-V3.2 (arXiv 2512.02556, section 2.1) | 64 | 1 | relu | 1 | 1 | 2048 |
 /// | MiniMax-M3 | 4 | kv_heads | dot | 1 | 128 | 16 |
-/// | Qwen4 of transformers (qwen4_exp) | indexer_n_heads | 1 | relu | indexer_compress_ratio | 1 |
-/// indexer_budget / indexer_compress_ratio |
+///
+/// Qwen4 has one key for several tokens, as tokens_per_key says.
 ///
 /// Factors on scores are the caller's: they go into index queries or weights.
 struct IndexerShape {
@@ -132,7 +132,7 @@ struct IndexerShape {
   /// that it sees may therefore be smaller.
   std::int64_t block = 1;
   /// The blocks that a token chooses, local blocks included. A token with no more blocks attends
-  /// them all. Of equal scores the earlier block is chosen; a score that is not a number ranks
+  /// them all. If scores are equal, the earlier block is chosen. A score that is not a number ranks
   /// last.
   std::int64_t top = 2048;
   /// The last blocks that a token sees, which are chosen whatever they score.

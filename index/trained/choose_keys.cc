@@ -13,11 +13,11 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t keys_per_task = 16 * index_key_tile;
-constexpr std::int64_t most_tokens = 64;                       // that meet a tile of keys together
-constexpr std::int64_t score_memory = std::int64_t{64} << 20;  // bytes of scores at a time
+constexpr std::int64_t index_keys_of_a_task = 16 * index_key_tile;
+constexpr std::int64_t tokens_of_a_tile = 64;  // that meet a tile of keys together
+constexpr std::int64_t most_score_bytes = std::int64_t{64} << 20;  // bytes of scores at a time
 
-std::int64_t blocks_of(const IndexerShape& shape, std::int64_t keys) {
+std::int64_t index_blocks(const IndexerShape& shape, std::int64_t keys) {
   return (keys + shape.block - 1) / shape.block;
 }
 
@@ -37,10 +37,10 @@ class Choosing {
         keys_(keys),
         memory_(memory),
         seen_(shape.keys(queries.first + queries.tokens)),
-        blocks_(blocks_of(shape, seen_)) {
+        blocks_(index_blocks(shape, seen_)) {
     memory_.sizes.clear();
     for (std::int64_t t = 0; t < queries.tokens; ++t)
-      memory_.sizes.push_back(std::min(shape.top, blocks_of(shape, keys_seen(t))));
+      memory_.sizes.push_back(std::min(shape.top, index_blocks(shape, keys_seen(t))));
   }
 
   std::span<const std::int64_t> sizes() const { return memory_.sizes; }
@@ -60,7 +60,7 @@ class Choosing {
   }
   /// Returns whether a token sees more blocks than it takes. All later tokens do then.
   bool chooses(std::int64_t token) const {
-    return blocks_of(shape_, keys_seen(token)) > shape_.top;
+    return index_blocks(shape_, keys_seen(token)) > shape_.top;
   }
   float* scores(std::int64_t token, std::int64_t choice) const {
     return memory_.scores.data() + (token * shape_.choices + choice) * blocks_;
@@ -69,7 +69,7 @@ class Choosing {
   void score() {
     const auto size = static_cast<std::size_t>(queries_.tokens * shape_.choices * blocks_);
     if (memory_.scores.size() < size) memory_.scores.resize(size);
-    const std::int64_t per_task = std::max<std::int64_t>(1, keys_per_task / shape_.block);
+    const std::int64_t per_task = std::max<std::int64_t>(1, index_keys_of_a_task / shape_.block);
     const std::int64_t tasks = (blocks_ + per_task - 1) / per_task;
     parallel_for(tasks, 1, [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t last = std::min(end * per_task * shape_.block, seen_);
@@ -124,7 +124,7 @@ class Choosing {
   }
 
   void choose(std::int64_t token, std::int64_t choice, std::span<std::int32_t> out) const {
-    const std::int64_t blocks = blocks_of(shape_, keys_seen(token));
+    const std::int64_t blocks = index_blocks(shape_, keys_seen(token));
     if (!chooses(token)) {
       std::iota(out.begin(), out.end(), 0);
       return;
@@ -198,9 +198,9 @@ void KeyChoice::keep(PositionRange positions) {
 }
 
 std::int64_t tokens_that_choose(const IndexerShape& shape, std::int64_t keys) {
-  const std::int64_t bytes = shape.choices * std::max<std::int64_t>(blocks_of(shape, keys), 1) *
+  const std::int64_t bytes = shape.choices * std::max<std::int64_t>(index_blocks(shape, keys), 1) *
                              static_cast<std::int64_t>(sizeof(float));
-  return std::clamp<std::int64_t>(score_memory / bytes, 1, most_tokens);
+  return std::clamp<std::int64_t>(most_score_bytes / bytes, 1, tokens_of_a_tile);
 }
 
 void choose_keys(const IndexerShape& shape, const IndexQueries& queries, const IndexKeySpan& keys,

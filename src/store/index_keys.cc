@@ -12,10 +12,11 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t write_grain = 512;           // keys that a thread rounds at a time
-constexpr std::int64_t copy_grain = 8 * huge_page;  // bytes that a thread copies at a time
+constexpr std::int64_t keys_rounded_alone = 512;  // keys that a thread rounds at a time
+constexpr std::int64_t key_bytes_copied_alone =
+    8 * huge_page;  // bytes that a thread copies at a time
 
-std::int64_t whole_pages(std::int64_t bytes) {
+std::int64_t padded_to_pages(std::int64_t bytes) {
   return (bytes + small_page - 1) / small_page * small_page;
 }
 
@@ -34,7 +35,7 @@ IndexKeys::IndexKeys(const AttentionShape& shape, std::int64_t capacity) {
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer)
     places_.push_back(shape.has_index_keys(layer) ? arrays_++ : -1);
-  layer_bytes_ = whole_pages(room_ * indexer_.key_bytes());  // below 2^31 * 2^22
+  layer_bytes_ = padded_to_pages(room_ * indexer_.key_bytes());  // below 2^31 * 2^22
   if (std::int64_t all = 0; __builtin_mul_overflow(layer_bytes_, arrays_, &all))
     throw InvalidArgument(fmt::format(
         "index keys of {} layers are beyond 64 bits of bytes: {} each", arrays_, layer_bytes_));
@@ -49,7 +50,7 @@ void IndexKeys::reserve() {
 }
 
 void IndexKeys::borrow(const std::byte* arrays, std::int64_t tokens, std::shared_ptr<void> owner) {
-  layer_bytes_ = whole_pages(count(tokens) * indexer_.key_bytes());
+  layer_bytes_ = padded_to_pages(count(tokens) * indexer_.key_bytes());
   data_ = const_cast<std::byte*>(arrays);  // the store is full: nothing is written
   lender_ = std::move(owner);
 }
@@ -65,7 +66,7 @@ void IndexKeys::write(std::int64_t layer, std::int64_t tokens, std::int64_t more
     huge_pages_ = true;
   }
   // Alone: a caller may hold a device's lock.
-  parallel_for_alone(added, write_grain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for_alone(added, keys_rounded_alone, [&](std::int64_t begin, std::int64_t end) {
     thread_local std::vector<float> rounded;  // writing one key must not allocate
     rounded.resize(static_cast<std::size_t>(dim));
     for (std::int64_t i = begin; i < end; ++i) {
@@ -101,7 +102,8 @@ void IndexKeys::copy_from(const IndexKeys& other, std::int64_t layer, std::int64
   if (!has(layer)) return;
   const std::byte* const from = other.data(layer);
   std::byte* const to = data(layer);
-  parallel_for_alone(other.bytes(layer, tokens), copy_grain,  // a caller may hold a device's lock
+  parallel_for_alone(other.bytes(layer, tokens),
+                     key_bytes_copied_alone,  // a caller may hold a device's lock
                      [&](std::int64_t begin, std::int64_t end) {
                        std::copy(from + begin, from + end, to + begin);
                      });

@@ -575,6 +575,66 @@ TEST(DamagedContextFile, RowsThatAreNotFinite) {
   }
 }
 
+AttentionShape indexed() {
+  AttentionShape shape = small();
+  shape.layers = 2;
+  shape.indexer = IndexerShape{.dim = 24, .heads = 2, .tokens_per_key = 4, .top = 3};
+  shape.indexer_layer = {0, 0};
+  return shape;
+}
+
+TEST(DamagedContextFile, IndexKeysThatAreNotOfTheContext) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const TempDirectory folder;
+    AttentionShape shape = indexed();
+    shape.indexer->dtype = dtype;
+    const Changed file(folder, 43, {"mean"}, {}, {}, shape);
+    ASSERT_EQ(load_context(file.path()).context->memory().rows_bytes, shape.context_bytes({}, 43));
+    const auto found =
+        std::ranges::find(file.table().sections, SectionKind::index_keys, &Section::kind);
+    const auto number = static_cast<std::size_t>(found - file.table().sections.begin());
+    ASSERT_EQ(found->bytes, 10 * vector_bytes(dtype, 24));
+    std::string content = file.content(number);
+    const std::size_t at = content.size() / 10 * 7;
+    for (std::size_t i = 0; i < 4; ++i) content[at + i] = i % 2 == 0 ? '\x80' : '\x7f';
+    if (dtype == DType::f32) content[at + 2] = '\xff';
+    file.write_with(number, content);
+    expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
+                            {"index keys of layer 0", "key 7", "finite"});
+    expect_error<FileError>([&] { verify_context(file.path()); }, file.path().string(),
+                            {"index keys of layer 0", "key 7", "finite"});
+    load_context(file.path(), {.mapped = true});
+    file.write_with(number, file.content(number).substr(1));
+    expect_refused(file, "a byte less");
+    std::vector<std::string> contents = file.contents();
+    FileTable table = file.table();
+    table.sections.erase(table.sections.begin() + static_cast<std::ptrdiff_t>(number));
+    contents.erase(contents.begin() + static_cast<std::ptrdiff_t>(number));
+    file.write_all(table, contents);
+    expect_refused(file, "no index keys");
+  }
+}
+
+TEST(DamagedContextFile, IndexersThatAreNotOfTheContext) {
+  const TempDirectory folder;
+  const Changed file(folder, 43, {"mean"}, {}, {}, indexed());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = file.content(0);
+    ASSERT_NE(text.find(from), text.npos) << text;
+    file.write_with(0, text.replace(text.find(from), from.size(), to));
+    expect_refused(file, to);
+  };
+  with("\"dim\": 24", "\"dim\": 25");
+  with("\"dim\": 24", "\"dim\": 0");
+  with("\"tokens_per_key\": 4", "\"tokens_per_key\": 1");
+  with("\"tokens_per_key\": 4", "\"tokens_per_key\": 0");
+  with("\"choices\": 1", "\"choices\": 3");
+  with("\"local_blocks\": 0", "\"local_blocks\": 4");
+  with("\"score\": \"relu\"", "\"score\": \"cosine\"");
+  with("\"dtype\": \"f32\"", "\"dtype\": \"q8\"");
+  with("\"indexer\": {", "\"other\": {");
+}
+
 /// What an index or a tail has learned, changed at random with checksums that fit: it is refused,
 /// or what it makes of it is a search as any, however bad.
 TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {

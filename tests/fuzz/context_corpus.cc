@@ -120,6 +120,16 @@ int main(int argc, char** argv) {
                              8, "q8", {"mean"});
   put("context_sections", "layers", sections(layers));
   put("context_description", "layers", content(layers, layers.table.sections.front()));
+  const Saved indexed = saved(
+      {.layers = 2,
+       .q_heads = 2,
+       .kv_heads = 1,
+       .head_dim = 16,
+       .indexer = topkv::IndexerShape{.dim = 8, .heads = 2, .tokens_per_key = 4, .top = 2},
+       .indexer_layer = {0, 0}},
+      10, "bf16", {});
+  put("context_sections", "indexer", sections(indexed));
+  put("context_description", "indexer", content(indexed, indexed.table.sections.front()));
   put("context_file", "plain", saved(tiny, 4, "bf16", {}).bytes);
   put("context_file", "mean", saved(tiny, 4, "f32", {"none"}).bytes);
 }

@@ -28,9 +28,13 @@ void attend(const std::shared_ptr<const topkv::Context>& context, const std::str
   step.q_next = q.data();
   step.q_far = q.data();
   step.out = out.data();
+  const topkv::IndexerShape indexer = shape.indexer.value_or(topkv::IndexerShape());
+  const std::vector<float> index_tensor(static_cast<std::size_t>(indexer.heads * indexer.dim),
+                                        0.5F);
   for (step.layer = 0; step.layer < shape.layers; ++step.layer) {
     const auto state = static_cast<std::size_t>(shape.state_size_of(step.layer));
     step.k = step.v = shape.has_rows(step.layer) ? kv.data() : nullptr;
+    step.index_q = step.index_k = shape.has_index_keys(step.layer) ? index_tensor.data() : nullptr;
     if (shape.is_attention(step.layer)) {
       session.attend(step);
     } else {
@@ -52,6 +56,7 @@ FUZZ_TARGET(context_sections)(const std::uint8_t* data, std::size_t size) {
         const auto loaded = topkv::load_context(path, {.indices = known});
         const auto& shape = loaded.context->shape();
         if (shape.q_heads * shape.head_dim * shape.layers > 1 << 16) return;  // to be quick
+        if (shape.indexer && shape.indexer->heads * shape.indexer->dim > 1 << 16) return;
         for (const std::int64_t size : shape.state_size)
           if (size > 1 << 16) return;
         for (const std::string& index : loaded.context->indices()) {

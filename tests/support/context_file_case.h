@@ -26,6 +26,21 @@ inline std::vector<float> state_after(const AttentionShape& shape, std::int64_t 
                                   static_cast<unsigned>(tokens * shape.layers + layer));
 }
 
+/// The tensors of a trained indexer that tests give a layer's tokens, if it chooses.
+struct IndexTensors {
+  std::vector<float> q, k;
+
+  IndexTensors(const AttentionShape& shape, AttentionStep& step, std::int64_t first,
+               unsigned seed) {
+    if (!shape.has_index_keys(step.layer)) return;
+    const IndexerShape& of = *shape.indexer;
+    q = reference::random_bf16(step.tokens * of.heads * of.dim, seed);
+    k = reference::random_bf16(of.completed(first, step.tokens) * of.dim, seed + 1);
+    step.index_q = q.data();
+    step.index_k = k.data();
+  }
+};
+
 /// A context of so many tokens, which a prefill gave, with these indices.
 inline std::shared_ptr<const Context> saved_context(const AttentionShape& shape,
                                                     std::int64_t tokens, KvDType dtype,
@@ -53,6 +68,7 @@ inline std::shared_ptr<const Context> saved_context(const AttentionShape& shape,
       given.k = shape.has_rows(layer) ? k.data() : nullptr;
       given.v = shape.has_rows(layer) ? v.data() : nullptr;
       given.out = out.data();
+      const IndexTensors tensors(shape, given, at, 5 * seed);
       builder.attend(given);
     }
   }
