@@ -205,7 +205,7 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
   // Anywhere but before the description and amid the rows, which are mapped as one.
   table.sections.pop_back();
   contents.pop_back();
-  for (const std::uint32_t kind : {0U, 12U, 99U}) {
+  for (const std::uint32_t kind : {0U, 13U, 99U}) {
     for (std::size_t at = 0; at <= file.table().sections.size(); ++at) {
       FileTable more = table;
       more.sections.insert(more.sections.begin() + static_cast<std::ptrdiff_t>(at),
