@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from topkv import hf
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     DynamicCache,
     Gemma2Config,
     Gemma3TextConfig,
@@ -263,6 +265,71 @@ NEWER = {
     },
 }
 
+# Model types with an indexer, which chooses the tokens that layers attend; see indexed_config.
+_LIGHTNING = _LATENT | _ROUTED | {"first_k_dense_replace": 1, "index_n_heads": 8, "index_head_dim": 16}
+INDEXED = {
+    "axk2": _LIGHTNING,
+    "deepseek_v32": _LIGHTNING,
+    # A key is of four tokens. The text model is within a model that reads pictures.
+    "glm5_next_text": _LIGHTNING
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+        "first_k_dense_replace": None,
+        "qk_rope_head_dim": None,
+        "index_kpool": 4,
+        "hc_mult": 2,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+    },
+    # Layers of type "shared" attend the choice of an earlier layer.
+    "glm_moe_dsa": _LIGHTNING
+    | {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]},
+    "hy_v4": _LIGHTNING
+    | {
+        "num_hidden_layers": 4,
+        "indexer_types": ["full", "full", "shared", "shared"],
+        "hc_mult": 2,
+        "rope_parameters": _YARN,
+    },
+    # Its first layer has no indexer.
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "index_n_heads": 2,
+        "index_head_dim": 32,
+        "index_block_size": 4,
+        "index_local_blocks": 1,
+        "rotary_dim": 16,
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 32,
+        "dense_intermediate_size": 64,
+    },
+    "qwen4_exp_text": _DELTA
+    | _EXPERTS
+    | _SHARED
+    | {
+        "layer_types": None,
+        "full_attention_interval": 2,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "indexer_n_heads": 8,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 64,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 32,
+        "ngram_vocab_size_base": 101,
+        "ngram_size": 3,
+        "heads_per_ngram": 2,
+        "split_ngram_parts": 1,
+        "eos_token_id": 96,
+    },
+}
+
 # Recurrences that begin anew in a call of several tokens: transformers' selective scan.
 RESTARTING = {
     "jamba": {
@@ -294,11 +361,41 @@ EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 def make_config(family: str):
     if family in FAMILIES:
         return FAMILIES[family]()
+    if family in INDEXED:
+        return indexed_config(family, 10_000)
     given = _COMMON | (OTHERS | RECURRENT | RESTARTING | LATENT | NEWER)[family]
     for name in ("head_dim", "num_hidden_layers"):  # what other sizes leave
         if given[name] is None:
             del given[name]
     return AutoConfig.for_model(family, **given)
+
+
+def indexed_config(family: str, tokens: int):
+    """A config of INDEXED whose indexers choose so many tokens, a multiple of 4."""
+    top = {"minimax_m3_vl_text": ("index_topk_blocks", 4), "qwen4_exp_text": ("indexer_budget", 1)}
+    name, tokens_of_one = top.get(family, ("index_topk", 1))
+    given = _COMMON | INDEXED[family] | {name: tokens // tokens_of_one}
+    given = {name: x for name, x in given.items() if x is not None or "token_id" in name}
+    if family == "glm5_next_text":
+        pictures = {"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
+        return AutoConfig.for_model("glm5_next", text_config=given, vision_config=pictures)
+    return AutoConfig.for_model(family, **given)
+
+
+def indexed_model(family: str, tokens: int):
+    """A model of INDEXED in float32 on the CPU, without the constants that layers begin with."""
+    if "q_lora_rank" in INDEXED[family] and hf.compat.version() < (5, 18):
+        pytest.skip("this version of transformers caches K and V of these layers, and no latents")
+    torch.manual_seed(1)
+    auto = AutoModelForImageTextToText if family == "glm5_next_text" else AutoModelForCausalLM
+    model = auto.from_config(indexed_config(family, tokens), **EAGER).eval()
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if x.dim() >= 2:
+                x.normal_(0, 0.15)
+            elif "sinks" in name:
+                x.normal_()
+    return model
 
 
 def make_model(family: str, device, dtype=torch.float32):

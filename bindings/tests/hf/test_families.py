@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 
 from small_models import (
     FAMILIES,
+    INDEXED,
     LATENT,
     OTHERS,
     RECURRENT,
@@ -64,8 +65,8 @@ def test_greedy_tokens_equal_those_of_dynamic_cache(family, chunk, device):
 
 
 def test_the_families_that_are_named_are_those_that_run_here_and_in_other_files():
-    named = (*FAMILIES, *OTHERS, *RECURRENT, *RESTARTING, *LATENT)
-    assert {make_config(x).model_type for x in named} == set(hf.FAMILIES)
+    named = (*FAMILIES, *OTHERS, *RECURRENT, *RESTARTING, *LATENT, *INDEXED)
+    assert {hf.families.text_config(make_config(x)).model_type for x in named} == set(hf.FAMILIES)
 
 
 def test_bf16_model_on_the_cpu_agrees_within_its_own_rounding():

@@ -14,8 +14,9 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from topkv import Unsupported
-from topkv.hf import plain
+from topkv.hf import indexers, plain
 from topkv.hf.handle import Handle
+from topkv.hf.indexers import Choice
 from topkv.hf.latent import Absorbed
 from topkv.hf.mask import mask_function, require_causal, require_described
 from topkv.hf.positions import require_continuation
@@ -70,6 +71,14 @@ def _attend_sliding(
     return torch.cat(parts, dim=1)
 
 
+def _choice_of(mask: Any, arguments: dict[str, Any]) -> tuple[Choice | None, Any]:
+    """The choice of an indexer that a layer gives its attention, taken out of the arguments, and the mask."""
+    for name in ("indices", "block_indices"):
+        if isinstance(arguments.get(name), Choice):
+            return arguments.pop(name), mask
+    return (mask, None) if isinstance(mask, Choice) else (getattr(mask, "choice", None), mask)
+
+
 def _attend_topkv(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -90,6 +99,7 @@ def _attend_topkv(
         raise Unsupported("topkv's layers are for inference: call model.eval() first")
     if query.requires_grad and torch.is_grad_enabled():
         raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
+    choice, mask = _choice_of(mask, others)
     require_causal(mask)
     kv.layer.warn_of_bias(module, kv.keys.shape[-1])
     if kv.layer.is_first:  # one wait for the device in a forward pass
@@ -107,6 +117,7 @@ def _attend_topkv(
         absorbed = Absorbed(module, query, kv.keys, kv.values)
         absorbed.require_formula(how, given)
         kv.keys = kv.values = None
+        how["index"] = kv.layer.index_of(choice)
         return absorbed.output(kv.layer.attend(absorbed.query(), absorbed.rows, None, **how))
     plain.require_equal_heads(query, kv.keys, kv.values)
     plain.require_formula(module, query, kv.keys, kv.values, how, given)
@@ -115,6 +126,7 @@ def _attend_topkv(
         if out is None:
             raise sharing
         return out
+    how["index"] = kv.layer.index_of(choice)
     out = kv.layer.attend(query, kv.keys, kv.values, **how)
     kv.taken = True
     if not kv.layer.is_shared:
@@ -143,6 +155,7 @@ def attention_function(base: str):
             out = _attend_sliding(base, module, query, key, attention_mask, window, **kwargs)
             key.attended()
             return out, None
+        attention_mask = indexers.of_other_cache(base, module, query, key, attention_mask, kwargs)
         return _implementation(module, base)(
             module, query, key, value, attention_mask, **kwargs
         )

@@ -11,14 +11,15 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
 import topkv
 from topkv import InvalidArgument, Unsupported
-from topkv.hf import families, kept, latent, texts
+from topkv.hf import families, indexers, kept, latent, texts
 from topkv.hf.attention import base_of, implementation_over
 from topkv.hf.calls import CacheCalls
 from topkv.hf.engine import Engine
-from topkv.hf.layer import RecurrentTopkLayer, TopkLayer
+from topkv.hf.indexer_readers import reader_of
+from topkv.hf.layer import PoolingTopkLayer, RecurrentTopkLayer, TopkLayer
 from topkv.hf.method import Method, PreparedMethod, check_session
 from topkv.hf.method_rows import MethodRows
-from topkv.hf.options import flag, integer, make_options, text
+from topkv.hf.options import flag, integer, left_to_indexers, make_options, text
 from topkv.hf.state import CacheMemory, State
 from topkv.hf.texts_read import TextsRead
 from topkv.hf.watch import watch
@@ -35,6 +36,9 @@ class TopkCache(CacheCalls):
     single token freezes the text into a ``topkv.Context``. From then on each token attends the first
     `sinks` tokens, the last `window` tokens, and the `k` rows that `index` retrieves among the rest.
     Layers with a sliding window, a recurrence or a convolution keep transformers' own cache layers.
+
+    Layers with a trained indexer attend what it chooses, in a prefill and in a step. The options of
+    retrieval and of the prefill have no effect in these layers, and topkv warns if all layers are such.
 
     A call that fails leaves the cache as it was before; call again. The ids given to ``generate``
     must begin with the text that the cache holds; another text is refused.
@@ -84,8 +88,8 @@ class TopkCache(CacheCalls):
         ``self_check``. Refusals by its config or by a call remain.
 
     Raises topkv.Unsupported, with the reason, for other models. Supported is attention that is
-    softmax over grouped-query K and V of all earlier tokens, through transformers' attention
-    interface.
+    softmax over grouped-query K and V of all earlier tokens, or of those that a known indexer chooses,
+    through transformers' attention interface.
 
     A batch of texts, padded on the left, is read side by side. Each row is a text of its own, with an
     index of its own. Beams and samples of a prompt share its rows.
@@ -128,23 +132,37 @@ class TopkCache(CacheCalls):
                 "model.config"
             )
         families.check(config, flag("trust", trust))
+        indexed = families.indexers(config)
+        chosen = families.indexers_choose_all(config)
         if index is None:
-            given["index"] = topkv.IndexSpec.default_for(families.head_dim(config)).text
+            wide = families.head_dim(config)
+            given["index"] = "exact" if chosen else topkv.IndexSpec.default_for(wide).text
         layers = len(families.served(config)) + len(families.shared_rows(config))
         has_latents = families.has_latents(config)
-        engine = Engine(State(make_options(layers, given, has_latents)))
+        if indexed is not None and shard is not None:
+            raise Unsupported(
+                'shard="sequence" of a model whose indexers choose rows: a rank has only the rows of its own part; '
+                "leave shard out"
+            )
+        made = make_options(layers, given, has_latents)
+        if chosen:
+            made = left_to_indexers(made, given)
+        engine = Engine(State(made))
         inner = families.text_config(config)
         if base_of(inner._attn_implementation) is None:
             inner._attn_implementation = implementation_over(inner._attn_implementation or "eager")
         watch()
         if has_latents:
             latent.watch_layers(families.model_code(inner))
+        if indexed is not None:
+            indexers.watch(reader_of(inner), families.model_code(inner))
         self._start(config, engine)
 
     def _start(self, config: Any, engine: Engine) -> None:
         self.config = config
         self._engine = engine
         engine.restarts = families.restarting_layer(config)
+        engine.indexers = families.indexers(config)
         shared = families.shared_rows(config)
         served = sorted((*families.served(config), *shared))
         engine.numbers = {layer: number for number, layer in enumerate(served)}
@@ -156,10 +174,13 @@ class TopkCache(CacheCalls):
 
     def _make_layers(self) -> list[CacheLayerMixin]:
         layers: list[CacheLayerMixin] = []
+        indexed = self._engine.indexers
+        pools = indexed is not None and indexed.rule.tokens_per_key > 1
         for index, (kind, kwargs) in enumerate(zip(*families.layer_types(self.config))):
             number = self._engine.numbers.get(index, -1)
             if kind == families.FULL:
-                layers.append(TopkLayer(self._engine, index, number))
+                make = PoolingTopkLayer if pools and indexed.has_own(index) else TopkLayer
+                layers.append(make(self._engine, index, number))
             elif kind == families.FULL_AND_RECURRENT:
                 layers.append(RecurrentTopkLayer(self._engine, index, number, **kwargs))
             else:
@@ -293,6 +314,8 @@ class TopkCache(CacheCalls):
         cache's. device: the device of the method's tensors; None: where the text was read."""
         if self._engine.options.shards is not None:
             raise Unsupported("a method written in Python cannot search a text sharded by sequence; use an index")
+        if self._engine.indexers is not None:
+            raise Unsupported("a method written in Python for a model whose own indexers choose the rows; leave it out")
         if self._engine.state.text is None:
             self.freeze()
         engine = self._engine
@@ -340,7 +363,7 @@ class TopkCache(CacheCalls):
             rows, index = rows + held.rows_bytes, index + held.index_bytes
         sliding, states = (
             sum(kept.tensor_bytes(kept.members(layer)) for _, layer in layers)
-            for layers in (self._engine.sliding_layers(), self._engine.recurrent_layers())
+            for layers in (self._engine.sliding_layers(), self._engine.layers_with_states())
         )
         return CacheMemory(rows, index, sliding, states)
 

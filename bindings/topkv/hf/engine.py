@@ -17,6 +17,7 @@ from topkv.hf.options import Options
 from topkv.hf.passes import Passes
 from topkv.hf.prefill_mode import PrefillMode, room_of
 from topkv.hf.rows import (
+    IndexStep,
     SessionRows,
     Step,
     core_layout,
@@ -44,15 +45,17 @@ class Engine(Passes):
         scale: float,
         softcap: float,
         sink_scores: torch.Tensor | None,
+        index: IndexStep | None = None,
     ) -> torch.Tensor:
         """Attention of one topkv layer.
 
         query [batch, q_heads, tokens, head_dim], keys and values [batch, kv_heads, tokens, head_dim],
         or None in a layer that attends the rows of another layer -> [batch, tokens, q_heads,
         head_dim]. Such a layer may be given the last tokens' queries only. values is None if keys are
-        values. sink_scores: [q_heads], one more score under the softmax, with a value of zero."""
+        values. sink_scores: [q_heads], one more score under the softmax, with a value of zero. index: of
+        a layer with an indexer of its own."""
         with on_device_of(query):
-            return self._attend(layer, query, keys, values, scale, softcap, sink_scores)
+            return self._attend(layer, query, keys, values, scale, softcap, sink_scores, index)
 
     def _attend(
         self,
@@ -63,6 +66,7 @@ class Engine(Passes):
         scale: float,
         softcap: float,
         sink_scores: torch.Tensor | None,
+        index: IndexStep | None,
     ) -> torch.Tensor:
         done = self.open_pass()
         wanted = query.shape[-2]
@@ -82,12 +86,24 @@ class Engine(Passes):
         part = self.part_of(q.shape[1])
         self._check_room(part[1])
         self._spoiled = True
-        rows.attend(Step(layer, q, k, v, out, lse, *part), counts)
+        rows.attend(Step(layer, q, k, v, out, lse, *part, index=index), counts)
         if shards is not None:
             out, lse = shards.merge(out, lse)
         if sink_scores is not None:
             out = out * torch.sigmoid(lse - sink_scores.to(lse.dtype)).unsqueeze(-1)
         return out[:, -wanted:].to(query.dtype)
+
+    @property
+    def indexer_layer(self) -> list[int]:
+        """AttentionShape.indexer_layer; empty: the model has no indexers."""
+        if self.indexers is None:
+            return []
+        return [self.numbers.get(self.indexers.choosers[layer], -1) for layer in self.numbers]
+
+    @property
+    def indexers_choose_all(self) -> bool:
+        """Whether every layer attends what an indexer chooses."""
+        return self.indexers is not None and min(self.indexer_layer) >= 0
 
     # ---- the text and its sessions ----
 
@@ -127,7 +143,8 @@ class Engine(Passes):
     def options_with(self, given: dict[str, Any]) -> Options:
         """The cache's options with these session options in place of its own."""
         session = self.options.session | option.session_options(given)
-        return option.check(replace(self.options, session=session))
+        options = option.check(replace(self.options, session=session))
+        return option.left_to_indexers(options, given) if self.indexers_choose_all else options
 
     def fork(self, batch: int, options: Options) -> Engine:
         """An engine over the texts of this one, with sessions of its own: `batch` for each text."""
@@ -151,10 +168,10 @@ class Engine(Passes):
         return self.state.held - (0 if shards and not shards.has_own_tokens() else tokens)
 
     def states_at(self, tokens: int) -> dict[int, kept.LayerState]:
-        """The states that recurrences had after `tokens` tokens, by the number of the layer; empty: they
-        can be cropped, or need not be. Raises InvalidArgument if they are not there."""
+        """The states that layers had after `tokens` tokens, by the number of the layer; empty: they can be
+        cropped, or need not be. Raises InvalidArgument if they are not there."""
         state = self.state
-        layers = [(i, layer) for i, layer in self.recurrent_layers() if kept.is_used(layer)]
+        layers = [(i, layer) for i, layer in self.layers_with_states() if kept.is_used(layer)]
         removed = state.tokens - tokens
         if removed == 0 or all(kept.can_crop(x, state.tokens, removed) for _, x in layers):
             return {}
@@ -167,7 +184,7 @@ class Engine(Passes):
             return state.earlier.states
         there = {begin, state.tokens} | ({state.earlier.tokens} if state.earlier else set())
         raise InvalidArgument(
-            f"crop to {tokens} tokens: layers of this model have a recurrence, whose state is known after "
+            f"crop to {tokens} tokens: layers of this model have a state, which is known after "
             f"{' and '.join(map(str, sorted(x for x in there if x >= begin)))} tokens only; crop to one "
             "of these, and give the tokens after it again"
         )
@@ -223,13 +240,26 @@ class Engine(Passes):
         softcap: float,
     ) -> Rows:
         options = self.options
+        if self.indexers is not None and query.device.type != "cpu":
+            raise Unsupported(
+                f"layers of this model choose rows by an indexer, which topkv runs on a CPU only; the model is on "
+                f"{query.device}. Move it to the CPU, or use another cache"
+            )
         self.torch_device = query.device
         self.device = open_device(query.device, options.device_memory)
         if self.method is not None:
             return MethodRows(self.method, options.session)
         if self.state.text is not None:
             return SessionRows(self._make_sessions())
-        shape = shape_of(options.layers, query, keys, values, scale, softcap, self.row_layer)
+        indexed = {}
+        if self.indexers is not None:
+            indexed = {
+                "indexer": self.indexers.rule.shape("bf16" if keys.dtype == torch.bfloat16 else "f32"),
+                "indexer_layer": self.indexer_layer,
+            }
+        shape = shape_of(
+            options.layers, query, keys, values, scale, softcap, row_layer=self.row_layer, **indexed
+        )
         topkv.IndexSpec(options.session["index"]).check(shape.head_dim, 0)  # now, not once it is read
         done = self.open_pass()
         chunk, prefill = keys.shape[-2], options.prefill

@@ -26,16 +26,20 @@ from transformers.models.auto import modeling_auto
 from topkv import Unsupported
 from topkv.hf import latent
 from topkv.hf.compat import layer_types as types_of_text_config
+from topkv.hf.indexer_readers import reader_of
+from topkv.hf.indexers import Indexers
 
 #: Text configs whose models the tests compare with transformers' own cache. The checks above decide
 #: about others.
 FAMILIES = (
     "arcee",
     "axk1",
+    "axk2",
     "cohere",
     "cohere2",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "ernie4_5",
     "exaone4",
     "falcon_h1",
@@ -47,12 +51,15 @@ FAMILIES = (
     "glm",
     "glm4",
     "glm4_moe_lite",
+    "glm5_next_text",
+    "glm_moe_dsa",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
     "granite",
     "granitemoe",
     "granitemoehybrid",
+    "hy_v4",
     "jamba",
     "kimi_linear",
     "lfm2",
@@ -60,6 +67,7 @@ FAMILIES = (
     "llama",
     "longcat_flash",
     "minicpm3",
+    "minimax_m3_vl_text",
     "mistral",
     "mistral4",
     "mixtral",
@@ -79,6 +87,7 @@ FAMILIES = (
     "qwen3_5_text",
     "qwen3_moe",
     "qwen3_next",
+    "qwen4_exp_text",
     "smollm3",
     "stablelm",
     "starcoder2",
@@ -89,6 +98,13 @@ FAMILIES = (
 )
 
 FULL = "full_attention"
+#: Full attention to what an indexer chooses. These layers are FULL if topkv knows the indexer.
+INDEXED = (
+    "indexed_attention",
+    "minimax_m3_sparse",
+    "deepseek_sparse_attention",  # in 5.17, as the next one
+    "qwen_sparse_attention",
+)
 SLIDING = "sliding_attention"
 #: Full attention beside a recurrence, in one layer.
 FULL_AND_RECURRENT = "hybrid"
@@ -103,7 +119,25 @@ def text_config(config: Any) -> Any:
 
 def layer_types(config: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Type of each layer and what transformers' own cache layer of that type is made with."""
-    return types_of_text_config(text_config(config))
+    text = text_config(config)
+    types, options = types_of_text_config(text)
+    if reader_of(text) is not None:
+        types = [FULL if kind in INDEXED else kind for kind in types]
+    return types, options
+
+
+def indexers(config: Any) -> Indexers | None:
+    """The indexers of a model, by its config; None if no layer has one. Raises Unsupported for an indexer that topkv
+    does not know."""
+    text = text_config(config)
+    reader = reader_of(text)
+    return None if reader is None else reader.indexers(text)
+
+
+def indexers_choose_all(config: Any) -> bool:
+    """Whether every full-attention layer attends what an indexer chooses."""
+    found = indexers(config)
+    return found is not None and all(found.choosers[layer] >= 0 for layer in served(config))
 
 
 def model_code(text: Any) -> ModuleType | None:
@@ -266,7 +300,7 @@ def _config_reason(config: Any, text: Any) -> str:
     """Why the attention that this config describes is not one that topkv computes."""
     if getattr(config, "is_encoder_decoder", False) or _value(text, "is_encoder_decoder"):
         return "it is an encoder-decoder: cross attention has no growing cache"
-    indexed = _index_keys(text)
+    indexed = [] if reader_of(text) is not None else _index_keys(text)
     if indexed:
         return (
             "its attention chooses the keys that it attends by an indexer of its own "
@@ -323,6 +357,20 @@ def _latent_reason(text: Any) -> str:
     return ""
 
 
+def _indexer_reason(config: Any, text: Any) -> str:
+    """Why topkv cannot compute the choice of this model's indexers; "" if it can, or there are none."""
+    try:
+        found = indexers(config)
+    except Unsupported as error:
+        return str(error)
+    if found is None:
+        return ""
+    code = model_code(text)
+    if code is None:
+        return f"it has indexers, and no model of {type(text).__name__} is there to look at"
+    return reader_of(text).reason(code)
+
+
 def _code_reason(text: Any) -> str:
     """Why the code of this model does not attend as topkv needs it."""
     undecided = "topkv.hf.self_check(model) compares it, TopkCache(config, trust=True) accepts it"
@@ -331,7 +379,8 @@ def _code_reason(text: Any) -> str:
         return f"no model of {type(text).__name__} is there to look at; {undecided}"
     if _value(text, "is_decoder") is False and _asks_whether_decoder(code):
         return "its config has is_decoder=False: it attends both ways and fills no cache"
-    caches = _own_caches(code)
+    reader = reader_of(text)
+    caches = sorted({*_own_caches(code)} - {*(reader.caches if reader else ())})
     if caches:
         return f"{code.__name__} keeps more than K and V, in {', '.join(caches)}; {undecided}"
     layers = layers_of(code)
@@ -344,7 +393,7 @@ def _code_reason(text: Any) -> str:
             f"transformers' attention interface; if the model does not use it, {undecided}"
         )
     choosing = sorted(name for name in layers if "indexer" in _names_in(getattr(code, name).forward))
-    if choosing:
+    if choosing and reader is None:
         return (
             f"{', '.join(choosing)} of {code.__name__} has an indexer, which chooses the keys that "
             f"it attends; if the model does not use it, {undecided}"
@@ -357,6 +406,7 @@ def check(config: Any, trust: bool = False) -> None:
 
     trust: do not look at the model's code; the config is still checked."""
     text = text_config(config)
-    reason = _config_reason(config, text) or _latent_reason(text) or ("" if trust else _code_reason(text))
+    reason = _config_reason(config, text) or _latent_reason(text) or _indexer_reason(config, text)
+    reason = reason or ("" if trust else _code_reason(text))
     if reason:
         raise Unsupported(f"topkv cannot hold the cache of a {config.model_type} model: {reason}")

@@ -44,6 +44,14 @@ class Handle:
             "that. If its layers do more with K and V than attend, topkv cannot serve it"
         )
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the keys of all tokens. A layer asks for it to make a mask of an indexer's choice."""
+        if self.layer is None or not self.layer.has_indexer:
+            raise self._refuse()
+        batch, heads, tokens, dim = self.keys.shape
+        return torch.Size((batch, heads, self.layer.get_seq_length() + tokens, dim))
+
     def to(self, *_: Any, **__: Any) -> Handle:
         """Itself. Layers that share K and V move them to their own device, and topkv serves a model on
         one device."""

@@ -3,7 +3,8 @@
 A *layer state* has all that such a layer holds, by the names of its members:
 
 - a sliding window: K and V of the last tokens;
-- a recurrence: the states of its recurrence and its convolution, after the last token.
+- a recurrence: the states of its recurrence and its convolution, after the last token;
+- an indexer with a key for a group of tokens: the parts of tokens whose group is not complete yet.
 
 Models write the tensors of a recurrence in place. A layer state owns its tensors, so it does not change
 with them.
@@ -34,6 +35,16 @@ def is_sliding(layer: Any) -> bool:
     return getattr(layer, "is_sliding", False)
 
 
+def is_pooling(layer: Any) -> bool:
+    """Whether a layer has index keys of groups of tokens (layer.PoolingTopkLayer)."""
+    return getattr(layer, "is_pooling", False)
+
+
+def has_states(layer: Any) -> bool:
+    """Whether a layer holds states after the last token, and not the tokens themselves."""
+    return is_recurrent(layer) or is_pooling(layer)
+
+
 def has_recurrence(layer: Any) -> bool:
     """Whether a recurrence has more than the last tokens of a convolution."""
     return any(layer.is_recurrent_states_initialized.values())
@@ -43,13 +54,15 @@ def is_used(layer: Any) -> bool:
     """Whether a layer holds something. Some versions have a recurrence for layers that attend nothing."""
     if is_recurrent(layer):
         return any(layer.is_conv_states_initialized.values()) or has_recurrence(layer)
+    if is_pooling(layer):
+        return bool(layer.pending)
     return layer.is_initialized
 
 
 def can_crop(layer: Any, tokens: int, removed: int) -> bool:
-    """Whether a recurrence can take back `removed` of the cache's `tokens` tokens: it is a convolution
-    that recorded enough of its past."""
-    if has_recurrence(layer) or not layer.record_past:
+    """Whether a layer with states can take back `removed` of the cache's `tokens` tokens: it is a
+    convolution that recorded enough of its past."""
+    if is_pooling(layer) or has_recurrence(layer) or not layer.record_past:
         return False
     sizes = layer.conv_kernel_size
     return all(
@@ -60,6 +73,8 @@ def can_crop(layer: Any, tokens: int, removed: int) -> bool:
 
 def members(layer: Any) -> LayerState:
     """What a layer holds now; its own tensors."""
+    if is_pooling(layer):
+        return {"pending": layer.pending}
     names = _RECURRENT if is_recurrent(layer) else _SLIDING
     return {name: getattr(layer, name) for name in names}
 
@@ -96,13 +111,15 @@ def put(layer: Any, state: LayerState) -> None:
 
 
 def fresh(layer: Any) -> LayerState:
-    """The state of a recurrence that has read nothing."""
+    """The state of a layer with states that has read nothing."""
+    if is_pooling(layer):
+        return {"pending": {}}
     return dict(vars(LinearAttentionLayer(number_of_states=layer.number_of_states)))
 
 
 def forget(layer: Any) -> None:
     """reset() for a layer, which can then have another number of batch rows."""
-    if is_recurrent(layer):
+    if has_states(layer):
         put(layer, fresh(layer))
     else:
         put(layer, dict.fromkeys(("keys", "values")) | {"cumulative_length": 0})
@@ -122,6 +139,8 @@ def at_end(layer: Any, held: LayerState) -> LayerState:
         sizes = held["conv_kernel_size"]
         states = {i: None if x is None else _last(x, sizes[i]) for i, x in held["conv_states"].items()}
         return owned(held | {"conv_states": states, "record_past": False})
+    if is_pooling(layer):
+        return owned(held)
     kept = slice(max(0, held["keys"].shape[-2] - layer.sliding_window + 1), None)
     last = {name: held[name][:, :, kept] for name in ("keys", "values")}
     return owned(held | last | {"record_past": False})
@@ -131,7 +150,7 @@ class KeptBefore:
     """The state of layers before a call."""
 
     def __init__(self, layers: Sequence[tuple[int, Any]]):
-        # The tensors of sliding windows are replaced, and not written to.
+        # The tensors of other layers are replaced, and not written to.
         self._before = {
             i: (x, owned(members(x)) if is_recurrent(x) else members(x)) for i, x in layers
         }
@@ -154,9 +173,9 @@ class KeptBefore:
         """The state of each layer at the end of a text that ended before the call."""
         return tuple((i, at_end(layer, held)) for i, (layer, held) in self._before.items())
 
-    def recurrences(self) -> dict[int, LayerState]:
-        """The states of recurrences, by the number of the layer."""
-        return {i: held for i, (layer, held) in self._before.items() if is_recurrent(layer)}
+    def states(self) -> dict[int, LayerState]:
+        """The states of layers that have states, by the number of the layer."""
+        return {i: held for i, (layer, held) in self._before.items() if has_states(layer)}
 
     def undo(self) -> None:
         for layer, before in self._before.values():

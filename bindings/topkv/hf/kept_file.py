@@ -1,7 +1,8 @@
 """The states of the layers that transformers keeps, as bytes beside the rows of a context file.
 
 The bytes are a file of safetensors with one batch row. A tensor is called by the number of the layer, the
-member of the layer, and for recurrences the number of the state: "3.keys", "4.conv_states.0".
+member of the layer, and for recurrences the number of the state: "3.keys", "4.conv_states.0". Parts of unfinished index
+keys have their names: "3.pending.keys".
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ def pack(states: Sequence[tuple[int, LayerState]], tokens: int) -> bytes:
                 first = max(0, state[name].shape[-2] - tokens)
                 tensors[f"{number}.{name}"] = state[name][:, :, first:]
             continue
+        if "pending" in state:
+            tensors |= {f"{number}.pending.{name}": x for name, x in state["pending"].items()}
+            continue
         for name in _FLAGS:
             tensors[f"{number}.{name}"] = torch.tensor([int(x) for x in state[name].values()])
         for name in _STATES:
@@ -55,14 +59,16 @@ class _Unpacking:
     def fail(self, what: str) -> Any:
         raise FileError(f"{self._path}: the states of its layers: {what}")
 
-    def take(self, name: str, dims: int | None = None) -> torch.Tensor:
-        """A tensor [1, ...] of finite floats, on the device. dims: its dimensions, if they are known."""
+    def take(self, name: str, dims: int | None = None, ids: bool = False) -> torch.Tensor:
+        """A tensor [1, ...] of finite floats, on the device. dims: its dimensions, if they are known. ids: or
+        of ids of tokens, which some models keep as the state of a convolution."""
         x = self._tensors.pop(name, None)
         if x is None:
             self.fail(f"{name} is missing; save the text again with the model that reads it")
         if x.ndim < 2 or x.shape[0] != 1 or (dims or x.ndim) != x.ndim or not x.numel():
             self.fail(f"{name} has the shape {list(x.shape)}; expected [1, …]")
-        if not x.is_floating_point() or not bool(x.isfinite().all()):
+        is_ids = ids and x.dtype == torch.int64
+        if not is_ids and not (x.is_floating_point() and bool(x.isfinite().all())):
             self.fail(f"{name} has values that are not finite numbers")
         return x.to(self._device)
 
@@ -86,7 +92,7 @@ def unpack(
     tensors = _Unpacking(data, path, device)
     states = []
     for number, layer in layers:
-        of = _recurrence if kept.is_recurrent(layer) else _window
+        of = _pending if kept.is_pooling(layer) else _recurrence if kept.is_recurrent(layer) else _window
         states.append((number, of(tensors, number, layer, tokens)))
     if unknown := tensors.names():
         tensors.fail(f"{min(unknown)!r:.60} is of no layer of this model")
@@ -105,12 +111,22 @@ def _window(tensors: _Unpacking, number: int, layer: Any, tokens: int) -> LayerS
     return state | {"is_initialized": True, "record_past": False}
 
 
+def _pending(tensors: _Unpacking, number: int, layer: Any, tokens: int) -> LayerState:
+    pending = {name: tensors.take(f"{number}.pending.{name}", 3) for name in layer.part_names}
+    for name, x in pending.items():
+        if x.shape[1] != layer.most_pending:
+            tensors.fail(
+                f"{number}.pending.{name} has the shape {list(x.shape)}; expected {layer.most_pending} tokens"
+            )
+    return {"pending": pending}
+
+
 def _recurrence(tensors: _Unpacking, number: int, layer: Any, tokens: int) -> LayerState:
     count = layer.number_of_states
     state = kept.fresh(layer) | {x: tensors.flags(f"{number}.{x}", count) for x in _FLAGS}
     for name in _STATES:
         state[name] = {
-            i: tensors.take(f"{number}.{name}.{i}") if there else None
+            i: tensors.take(f"{number}.{name}.{i}", ids=name == "conv_states") if there else None
             for i, there in state[f"is_{name}_initialized"].items()
         }
     convolutions = {i: x for i, x in state["conv_states"].items() if x is not None}

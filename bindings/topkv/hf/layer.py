@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from topkv import Unsupported
 from topkv.hf.engine import Engine
 from topkv.hf.handle import Handle
+from topkv.hf.indexers import Choice, Parts
+from topkv.hf.rows import IndexStep
 
 #: Rows whose keys are rounded in blocks, and the largest norm of a head's bias that they were seen
 #: to bear (docs/explanation/row-dtypes.md).
@@ -31,6 +34,7 @@ class TopkLayer(CacheLayerMixin):
     is_compileable = False
     is_croppable = True
     is_sliding = False
+    is_pooling = False
     supports_early_init = False
 
     def __init__(self, engine: Engine, index: int, number: int):
@@ -93,6 +97,45 @@ class TopkLayer(CacheLayerMixin):
         self._engine.attended(index)
         return out
 
+    @property
+    def has_indexer(self) -> bool:
+        """Whether the layer attends what an indexer chooses."""
+        return self._engine.indexers is not None and self._engine.indexer_layer[self._number] >= 0
+
+    def index_of(self, choice: Choice | None) -> IndexStep | None:
+        """What the layer gives the core of the choice that its attention is given; None: nothing, because
+        the layer has no indexer, or attends the choice of an earlier layer.
+
+        Raises topkv.Unsupported if the layer should have been given another choice, or one at all."""
+        engine = self._engine
+        expected = engine.indexer_layer[self._number] if engine.indexers else -1
+        given = -1 if choice is None else engine.numbers.get(choice.layer, -1)
+        if given != expected:
+            names = ["no choice" if x < 0 else f"the choice of layer {x}" for x in (given, expected)]
+            raise Unsupported(
+                f"layer {self._number} of the layers that topkv serves is given {names[0]} of an indexer; by the "
+                f"model's config it attends {names[1]}; use another cache"
+            )
+        if choice is None or expected != self._number:
+            return None
+        with torch.no_grad():
+            keys = self._keys_of(choice)
+            given = (choice.queries, choice.weights, *keys)
+            q, weights, *keys = (x.float().contiguous() for x in given)
+        return IndexStep(q, weights, keys, of_groups=self.is_pooling)
+
+    def _keys_of(self, choice: Choice) -> list[torch.Tensor]:
+        """The index keys that the tokens of the call complete, of each batch row [keys, dim]."""
+        return choice.keys(1, {}, self.starts())[0]
+
+    def update_indexer(self, *_: Any, **__: Any) -> Any:
+        raise Unsupported(
+            "the model calls the indexer of a layer in a way that topkv does not know, such as by a forward that was "
+            "replaced before the TopkCache was made; use another cache"
+        )
+
+    update_index = update_indexer  # of MiniMax-M3
+
     def starts(self) -> list[tuple[int, int]]:
         return self._engine.starts()
 
@@ -128,3 +171,40 @@ class RecurrentTopkLayer(LinearAttentionLayer, TopkLayer):
     ):
         TopkLayer.__init__(self, engine, index, number)
         LinearAttentionLayer.__init__(self, number_of_states)
+
+
+class PoolingTopkLayer(TopkLayer):
+    """A full-attention layer whose indexer has a key for a group of tokens.
+
+    pending: the parts of index keys of tokens whose group is not complete yet, as Choice.keys returns them."""
+
+    is_pooling = True
+    record_past = False  # it cannot
+
+    def __init__(self, engine: Engine, index: int, number: int):
+        super().__init__(engine, index, number)
+        self.pending: Parts = {}
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names in `pending`."""
+        return self._engine.indexers.part_names
+
+    @property
+    def most_pending(self) -> int:
+        """The number of tokens in `pending`."""
+        return self._engine.indexers.rule.tokens_per_key - 1
+
+    def _keys_of(self, choice: Choice) -> list[torch.Tensor]:
+        keys, self.pending = choice.keys(self.most_pending + 1, self.pending, self.starts())
+        return keys
+
+    @property
+    def indexer_position_ids(self) -> None:
+        """None: the layer keeps what it needs of the positions of earlier tokens, in `pending`.
+
+        The model keeps the positions of all tokens here, and gives each call the rotations of all of them."""
+        return None
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: Any) -> None: ...

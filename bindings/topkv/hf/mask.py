@@ -14,6 +14,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from topkv import InvalidArgument, Unsupported
+from topkv.hf.indexers import Choice
 
 
 class Length(int):
@@ -23,11 +24,17 @@ class Length(int):
 
 
 class LazyMask:
-    """A mask as transformers requested it. It lives for one forward pass, shared by its layers."""
+    """A mask as transformers requested it. It lives for one forward pass, shared by its layers.
 
-    def __init__(self, base: str, arguments: dict[str, Any]):
+    choice: of the indexer of a layer, if the model combines masks with choices."""
+
+    #: By which, or by is_floating_point(), a model decides how to combine a mask with the choice of an indexer.
+    dtype = torch.bool
+
+    def __init__(self, base: str, arguments: dict[str, Any], choice: Choice | None = None):
         self.base = base
         self.arguments = arguments
+        self.choice = choice
         self._whole: dict[str, Any] = {}
         self._is_causal = False
 
@@ -70,13 +77,25 @@ class LazyMask:
         return None if make is None else make(**arguments)
 
     def __getitem__(self, part: tuple[slice, ...]) -> LazyMask:
-        """The mask of the last queries: a model that needs the last logits only slices its masks."""
+        """The mask of the last queries: a model that needs the last logits only slices its masks. Or the
+        mask of all heads, which a model gives an indexer."""
+        if part == (slice(None), 0, slice(None), slice(None)):
+            return self
         queries = range(self.queries)[part[2]] if isinstance(part, tuple) and len(part) == 4 else ()
         everything = all(x == slice(None) for i, x in enumerate(part) if i != 2) if queries else False
         if not everything or queries.step != 1 or queries.stop != self.queries:
             raise Unsupported(f"this model takes the part {part} of a mask; use another cache")
         offset = self.query_offset + queries.start
         return LazyMask(self.base, self.arguments | {"q_length": len(queries), "q_offset": offset})
+
+    def is_floating_point(self) -> bool:
+        return False
+
+    def __and__(self, choice: Choice) -> LazyMask:
+        """The mask of a layer that attends the choice of an indexer."""
+        if not isinstance(choice, Choice) or self.choice is not None:
+            raise Unsupported("this model combines its mask with another mask; use another cache")
+        return LazyMask(self.base, self.arguments, choice)
 
     def hides_beyond(self, window: int | None) -> bool:
         """Whether the mask hides tokens `window` and more before a token, as a layer's window requires."""

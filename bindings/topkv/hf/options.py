@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -178,6 +179,42 @@ def saved_options(options: Options) -> dict[str, Any]:
     if prefill["prefill"] in CHOOSING:
         known |= {name: prefill[name] for name in _CHOICE}
     return {name: known[name] for name in SAVED if name in known}
+
+
+#: Options that say which rows are attended, and their values where indexers of the model choose all rows.
+_CHOSEN_ROWS = {
+    "index": "exact",  # which is never built
+    "tail": "",
+    "k": 256,
+    "mass": None,
+    "error": None,
+    "select_by": "query_head",
+    "dense_layers": 0,
+    "window": 1024,
+    "sinks": 4,
+    "measure_recall": False,
+    "host_search": False,
+}
+_CHOSEN_PREFILL = {"prefill": "dense", "prefill_keys": 8192, "prefill_least": None, "prefill_mass": 0.98}
+
+
+def left_to_indexers(options: Options, given: dict[str, Any]) -> Options:
+    """Options of a cache whose layers all attend what indexers of the model choose. Warns of options, by
+    their names in TopkCache, that have no effect then."""
+    values = _CHOSEN_ROWS | _CHOSEN_PREFILL
+    ignored = [name for name, value in values.items() if given.get(name) not in (None, value)]
+    if ignored:
+        warnings.warn(
+            f"{', '.join(ignored)} of a TopkCache: without effect, because indexers of this model choose the rows that "
+            "each token attends; leave them out",
+            stacklevel=3,
+        )
+    window = {name: _CHOSEN_ROWS[name] for name in ("window", "sinks")}
+    return replace(
+        options,
+        session=options.session | _CHOSEN_ROWS,
+        prefill=options.prefill | _CHOSEN_PREFILL | window,
+    )
 
 
 def row_dtype_name(kv_dtype: Any) -> str | None:

@@ -13,11 +13,12 @@ import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf.batch import check_batch, pads_after, rows_alike
 from topkv.hf.ids import HeldIds
+from topkv.hf.indexers import Indexers
 from topkv.hf.kept import (
     KeptBefore,
     LayerState,
     at_end,
-    is_recurrent,
+    has_states,
     is_sliding,
     is_used,
     members,
@@ -47,6 +48,7 @@ class Passes:
         self.attending: list[int] = []  # numbers of the layers that attend
         self.numbers: dict[int, int] = {}  # of the layers that topkv attends, among them
         self.row_layer: list[int] = []  # AttentionShape.row_layer
+        self.indexers: Indexers | None = None  # which choose the rows that layers attend
         self.restarts = ""  # families.restarting_layer
         self.device: topkv.Device | None = None
         self.reading: Reading | None = None
@@ -87,12 +89,12 @@ class Passes:
     def sliding_layers(self) -> list[tuple[int, Any]]:
         return [(i, x) for i, x in enumerate(self.layers) if is_sliding(x)]
 
-    def recurrent_layers(self) -> list[tuple[int, Any]]:
-        return [(i, x) for i, x in enumerate(self.layers) if is_recurrent(x)]
+    def layers_with_states(self) -> list[tuple[int, Any]]:
+        return [(i, x) for i, x in enumerate(self.layers) if has_states(x)]
 
     def kept_layers(self) -> list[tuple[int, Any]]:
-        """The numbered layers that transformers keeps."""
-        return [(i, x) for i, x in enumerate(self.layers) if is_sliding(x) or is_recurrent(x)]
+        """The numbered layers that hold more than rows: windows, which transformers keeps, and states."""
+        return [(i, x) for i, x in enumerate(self.layers) if is_sliding(x) or has_states(x)]
 
     def kept_at_end(self) -> tuple[tuple[int, LayerState], ...]:
         """The state of the kept layers after the last token that counts."""
@@ -220,7 +222,7 @@ class Passes:
             raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
         before = self.state
         first = self.attending[0]
-        if self._reached is None and any(i < first and is_used(x) for i, x in self.recurrent_layers()):
+        if self._reached is None and any(i < first and is_used(x) for i, x in self.layers_with_states()):
             raise Unsupported(
                 "layers of this model reach the states of their recurrences in a way that topkv does not "
                 "know; use another cache"
@@ -268,8 +270,8 @@ class Passes:
         is_behind = self.state.text is not None or self.state.ends_text(tokens)
         if is_behind and self.kept_layers():
             what = "shorten the windows of sliding-window layers"
-            if self.recurrent_layers():
-                what = "change the states of layers with a recurrence"
+            if self.layers_with_states():
+                what = "change the states of layers with a recurrence or with index keys of groups"
             raise Unsupported(
                 f"padding after a text would {what}; give questions of equal length, or each to a "
                 "cache.session() of its own"

@@ -77,6 +77,34 @@ def core_layout(x: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
+class IndexStep:
+    """What the indexer of a layer gives for the next tokens, in float32.
+
+    q [batch, tokens, heads, dim], weights [batch, tokens, heads]. keys: of each batch row those that its
+    tokens complete, [keys, dim]. of_groups: a key is of a group of tokens, not of each token."""
+
+    q: torch.Tensor
+    weights: torch.Tensor
+    keys: list[torch.Tensor]
+    of_groups: bool
+
+    def part(self, rows: Sequence[int], tokens: int) -> IndexStep:
+        """The last `tokens` tokens of these batch rows."""
+        last = slice(self.q.shape[1] - tokens, None)
+        q, weights = (x[list(rows), last].contiguous() for x in (self.q, self.weights))
+        return IndexStep(q, weights, [self.keys[row] for row in rows], self.of_groups)
+
+    def together(self) -> dict[str, torch.Tensor]:
+        """Arguments of a step of several sessions."""
+        keys = (torch.cat if self.of_groups else torch.stack)(self.keys)
+        return {"index_q": self.q, "index_k": keys, "index_weights": self.weights}
+
+    def alone(self) -> dict[str, torch.Tensor]:
+        """Arguments of a step of the only batch row."""
+        return {"index_q": self.q[0], "index_k": self.keys[0], "index_weights": self.weights[0]}
+
+
+@dataclass
 class Step:
     """One layer's tensors of the next tokens.
 
@@ -92,6 +120,7 @@ class Step:
     lse: torch.Tensor | None
     kv_first: int = 0
     kv_tokens: int = -1
+    index: IndexStep | None = None
 
     @property
     def kv_count(self) -> int:
@@ -107,7 +136,8 @@ class Step:
             None if x is None else x[list(rows), last].contiguous() for x in (self.q, self.k, self.v)
         )
         lse = None if self.lse is None else q.new_empty(q.shape[:-1])
-        return Step(self.layer, q, k, v, torch.empty_like(q), lse)
+        index = None if self.index is None else self.index.part(rows, tokens)
+        return Step(self.layer, q, k, v, torch.empty_like(q), lse, index=index)
 
     def take(self, part: Step, rows: Sequence[int]) -> None:
         """Copies the results of a part to these batch rows; one row's result goes to all of them."""
@@ -136,6 +166,7 @@ class Step:
             lse=self.lse,
             kv_tokens=self.kv_count,
             stream=stream_of(self.q.device),
+            **({} if self.index is None else self.index.together()),
         )
 
     def run(self, builder: topkv.ContextBuilder) -> None:
@@ -151,6 +182,7 @@ class Step:
             kv_first=self.kv_first if count else 0,
             kv_tokens=count,
             stream=stream_of(self.q.device),
+            **({} if self.index is None else self.index.alone()),
         )
 
 
@@ -161,11 +193,11 @@ def shape_of(
     values: torch.Tensor | None,
     scale: float,
     softcap: float,
-    row_layer: list[int],
+    **by_layer: Any,
 ) -> topkv.AttentionShape:
     """The shape by the tensors, because a rank of a tensor-parallel model has only some heads.
 
-    values: None if keys are values."""
+    values: None if keys are values. by_layer: further members of the shape."""
     plain.require_equal_heads(query, keys, keys if values is None else values)
     return topkv.AttentionShape(
         layers=layers,
@@ -174,8 +206,8 @@ def shape_of(
         head_dim=query.shape[-1],
         scale=scale,
         softcap=softcap,
-        row_layer=row_layer,
         keys_are_values=values is None,
+        **by_layer,
     )
 
 

@@ -98,7 +98,9 @@ def self_check(model: Any, *, tokens: int = 256, trust: bool = True, **options: 
     ids = torch.randint(text.vocab_size, (1, tokens), generator=generator).to(model.device)
     parts = list(torch.split(ids, [tokens // 2, tokens - tokens // 2 - 8] + [1] * 8, dim=1))
     implementation, training = text._attn_implementation, model.training
-    options = {"window": 8, "sinks": 2} | options | {"k": tokens, "trust": trust}
+    options |= {"trust": trust}
+    if not families.indexers_choose_all(model.config):  # else these have no effect
+        options = {"window": 8, "sinks": 2} | options | {"k": tokens}
     if str(options.get("kv_dtype")).startswith("q"):  # rounds rows, and says nothing of the model
         del options["kv_dtype"]
     try:

@@ -172,7 +172,7 @@ class State:
 
     def after(self, done: Pass) -> State:
         """The state after a pass."""
-        states = done.kept.recurrences()
+        states = done.kept.states()
         return replace(
             self,
             earlier=Earlier(self.tokens, states) if states else None,

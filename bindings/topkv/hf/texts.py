@@ -15,6 +15,7 @@ from topkv import FileError, InvalidArgument, Unsupported
 from topkv.hf import families, kept, kept_file
 from topkv.hf.fingerprint import fingerprint
 from topkv.hf.ids import UNKNOWN, HeldIds
+from topkv.hf.indexers import Rule
 from topkv.hf.options import SAVED, Options, saved_options, tail_of
 from topkv.hf.progress import moving
 from topkv.hf.state import Text
@@ -41,6 +42,13 @@ def check_fits(cache: Any, shape: topkv.AttentionShape) -> None:
         raise InvalidArgument(
             f"layers of the context attend the rows of layers {shape.row_layer}, and layers of the model "
             f"the rows of layers {engine.row_layer}"
+        )
+    rule = engine.indexers and engine.indexers.rule
+    has = shape.indexer and Rule.of(shape.indexer)
+    if has != rule or shape.indexer_layer != engine.indexer_layer:
+        raise InvalidArgument(
+            f"layers of the context attend choices of {has}, of layers {shape.indexer_layer}, and layers of the "
+            f"model choices of {rule}, of layers {engine.indexer_layer}"
         )
     if shape.keys_are_values != families.has_latents(cache.config):
         has, wants = ("latents" if x else "K and V" for x in (shape.keys_are_values, not shape.keys_are_values))
