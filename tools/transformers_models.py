@@ -76,7 +76,7 @@ SIZES = {
     "kv_lora_rank": 16,
     "q_lora_rank": 16,
     "index_head_dim": 16,
-    "index_n_heads": 2,
+    "index_n_heads": 16,  # with few, ReLU gives many tokens the score 0, and topk takes any of them
     "index_topk": 8,
     "rotary_dim": 8,
     "max_position_embeddings": 512,
@@ -160,6 +160,23 @@ SPECIAL = {
         "n_groups": 2,
         "n_group": 1,
     },
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        "index_n_heads": 2,
+        "index_block_size": 4,
+        "index_topk_blocks": 4,
+    },
+    "qwen4_exp_text": {
+        "layer_types": None,
+        "full_attention_interval": 2,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "indexer_n_heads": 16,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
     "zamba2": {
         "layer_types": None,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
@@ -183,7 +200,7 @@ SPECIAL = {
 #: Reasons of refusals in the table, by a part of the message. The first that fits counts.
 REASONS = {
     r"\(MLA,": "keys and values are one latent (MLA)",
-    "indexer|layers of type .*(indexed|sparse)": "an indexer chooses the keys",
+    "indexer|layers of type .*(indexed|sparse)": "an indexer of another family chooses the keys",
     "layers of type hybrid_sliding|keeps more than K and V": "layers keep more than K, V and known states",
     "attends in its own way|do more with K and V|no layer that gives K and V": (
         "attention in code of the model's own, not through transformers' interface"
