@@ -89,6 +89,14 @@ struct TopK {
   std::vector<std::int64_t> resolve(std::int64_t layers) const;
 };
 
+/// A bound for the error of a query head's output that holds with a probability
+/// (RetrievalOptions::guarantee). The error is |out - dense| / |dense|, where dense is the head's
+/// attention over all rows.
+struct Guarantee {
+  double epsilon = 0.1;  ///< the largest error; above 0 and below 1
+  double delta = 0.05;   ///< the probability of a larger error; above 0 and below 1
+};
+
 /// The tokens from which on a step of a session can be a turn (RetrievalOptions::turns).
 inline constexpr std::int64_t least_turn_tokens = 256;
 
@@ -179,6 +187,22 @@ struct RetrievalOptions {
   ///
   /// The true error may be several times the expected error (TailFigures::error).
   std::optional<double> error = {};
+  /// A rule for how many rows are enough: a bound for the error of each query head's output, and
+  /// the probability of a larger error. Not set: no such rule. See vAttention (Desai et al. 2025,
+  /// arXiv:2510.05688).
+  ///
+  /// A query head attends sinks, window, all of the session's own tokens and the k rows that the
+  /// index finds. A random sample of all other rows stands for these, each sampled row with the
+  /// weight of several. A first sample shows how far the rows differ, and decides how many rows the
+  /// rule samples. The rule attends all rows when it needs that many.
+  ///
+  /// The probability is over the samples, as the central limit theorem estimates it. It holds with
+  /// every index: a worse index costs more sampled rows. Samples depend on the position, the layer
+  /// and the query head alone. An equal step gives equal results.
+  ///
+  /// Codes are searched, not scanned. The session has no tail: "" means "none". The rule refuses
+  /// another tail, mass, error, CUDA devices and AttentionShape::chunk_len above 0.
+  std::optional<Guarantee> guarantee = {};
   /// First layers of any kind that attend every token, except layers with a trained indexer; >= 0.
   std::int64_t dense_layers = 0;
   std::int64_t window = 1024;  ///< last tokens attended exactly, the query's own included; >= 1
@@ -196,7 +220,7 @@ struct RetrievalOptions {
   ///   and no turn if it does not hold what a dense one takes.
   ///
   /// The mode window is refused, because such a turn would not meet the context. Index, k, tail,
-  /// mass and error have no part in turns; dense_layers attend all tokens.
+  /// mass, error and guarantee have no part in turns; dense_layers attend all tokens.
   ///
   /// Blocks are counted in positions from the begin of the context. In sparse mode, text that is
   /// read as a context and then as turns attends the same keys as in one prefill, if steps end at
@@ -299,15 +323,18 @@ struct SessionStats {
   /// The part of `steps` in layers that retrieve rows: layers with full attention, without the
   /// first RetrievalOptions::dense_layers, and layers with a trained indexer.
   std::int64_t retrieving_steps = 0;
-  /// Rows attended beyond sinks and window, summed over query heads. With a tail or a scan, only
-  /// rows of the context count; else the session's own rows count, too. In a layer with a trained
-  /// indexer, all rows count.
+  /// Rows attended beyond sinks and window, summed over query heads. With a tail, a scan or
+  /// RetrievalOptions::guarantee, only rows of the context count; else the session's own rows
+  /// count, too. In a layer with a trained indexer, all rows count.
   std::int64_t rows_retrieved = 0;
+  /// With RetrievalOptions::guarantee: the part of rows_retrieved that was sampled, or attended
+  /// because the rule needed all rows.
+  std::int64_t rows_sampled = 0;
   /// With RetrievalOptions::mass or error: (token, layer, query head) triples that retrieved more
   /// rows than in the first round.
   std::int64_t retrieved_more = 0;
-  /// With RetrievalOptions::mass or error: (token, layer, query head) triples that attended all
-  /// rows of the context.
+  /// With RetrievalOptions::mass, error or guarantee: (token, layer, query head) triples that
+  /// attended all rows of the context because of the rule.
   std::int64_t went_dense = 0;
   double search_seconds = 0;  ///< time of searches and scans, or of waiting for a device's
   double attend_seconds = 0;  ///< all other time of steps; measuring recall does not count

@@ -12,46 +12,17 @@
 #include "index/common/tail_loop.h"
 #include "src/core/format/archive.h"
 #include "src/core/math/dot.h"
+#include "src/core/math/random_draws.h"
 #include "src/core/math/vector_math.h"
 
 namespace topkv {
 namespace {
 
-/// SplitMix64 (Steele et al. 2014).
-class Draws {
- public:
-  explicit Draws(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    std::uint64_t z = state_ += 0x9e3779b97f4a7c15ULL;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-    return z ^ (z >> 31);
-  }
-  /// Below count.
-  std::int64_t below(std::int64_t count) {
-    return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(count));
-  }
-
- private:
-  std::uint64_t state_;
-};
-
 std::uint64_t seed_of(const float* query, std::int64_t dim) {
   std::uint64_t seed = 0;
   for (std::int64_t i = 0; i < dim; ++i)
-    seed = Draws(seed ^ std::bit_cast<std::uint32_t>(query[i])).next();
+    seed = RandomDraws(seed ^ std::bit_cast<std::uint32_t>(query[i])).next();
   return seed;
-}
-
-/// z with P(|N(0, 1)| > z) = p, by bisection of the complementary error function.
-double normal_bound(double p) {
-  double low = 0;
-  double high = 10;
-  for (int i = 0; i < 60; ++i) {
-    const double z = (low + high) / 2;
-    (std::erfc(z / std::sqrt(2.0)) > p ? low : high) = z;
-  }
-  return high;
 }
 
 /// Sums over rows, their weights relative to exp(high).
@@ -145,7 +116,7 @@ void SampleTail::attend_one(const float* query, PositionRange allowed,
     double most = scale * static_cast<double>(max_of(scores.data(), std::ssize(rows)));
     return softcap > 0 ? softcap * std::tanh(most / softcap) : most;
   };
-  Draws draws(seed_of(query, dim));
+  RandomDraws draws(seed_of(query, dim));
   drawn.clear();
   const auto draw = [&](std::int64_t count) {
     while (std::ssize(drawn) < count) drawn.push_back(rest_row(draws.below(rest)));

@@ -152,7 +152,7 @@ bool can_use_scan(const RetrievalOptions& options) {
   const bool none = options.tail == no_tail;
   const bool own =
       options.tail.empty() || (!none && IndexSpec(options.tail) == IndexSpec(options.index));
-  return options.select_by == SelectBy::query_head && (own || none);
+  return options.select_by == SelectBy::query_head && !options.guarantee && (own || none);
 }
 
 std::int64_t device_index_bytes(const AttentionShape& shape, const RetrievalOptions& options,

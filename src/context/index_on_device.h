@@ -31,7 +31,7 @@ std::shared_ptr<const DeviceIndex> upload_index(const Device& device, const Atte
                                                 const Segment& segment, const SegmentIndex& index);
 
 /// Returns whether these options choose rows, and make a tail, in the way of scans. The tail is
-/// then the index's own or none, and each query head chooses for itself.
+/// then the index's own or none, each query head chooses for itself, and there is no guarantee.
 bool can_use_scan(const RetrievalOptions& options);
 
 /// Returns the bytes that upload_index would take of a device, which need not be there. 0: it would

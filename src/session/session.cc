@@ -35,6 +35,34 @@ void check_rules(const RetrievalOptions& options) {
   }
 }
 
+void check_guarantee(const RetrievalOptions& options, const AttentionShape& shape,
+                     const Device& device) {
+  if (!options.guarantee) return;
+  const auto within = [](double x) { return x > 0 && x < 1; };
+  const auto& [epsilon, delta] = *options.guarantee;
+  if (!within(epsilon) || !within(delta)) {
+    throw InvalidArgument(
+        fmt::format("guarantee is epsilon {}, delta {}; both must be above 0 and below 1: the "
+                    "largest error, and the probability of a larger one",
+                    epsilon, delta));
+  }
+  const auto refuse = [](const std::string& what, const char* advice) {
+    throw InvalidArgument(fmt::format("guarantee does not go with {}; {}", what, advice));
+  };
+  if (options.mass || options.error) {
+    refuse(options.mass ? "mass" : "error",
+           "it decides itself how many rows are enough: leave one of them out");
+  }
+  if (!options.tail.empty() && options.tail != no_tail) {
+    refuse("tail '" + options.tail + "'",
+           "a sample stands for the rows that are not found: leave the tail out");
+  }
+  if (shape.chunk_len > 0)
+    refuse("dual chunk attention", "its bound would be that of each chunk alone: leave it out");
+  if (device.is_cuda())
+    refuse("a CUDA device", "the host alone samples rows: use the device cpu, or leave it out");
+}
+
 /// What tells the rules how good a step is.
 void check_rules_have_tail(const RetrievalOptions& options) {
   if (options.tail != no_tail || (!options.mass && !options.error)) return;
@@ -64,14 +92,18 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
     scan = std::make_unique<ScanSource>(core, heads, own_rows, own_codes);
     beyond = {scan.get(), &own_rows};
   } else {
-    search = std::make_unique<SearchSource>(core, heads, spec.tail ? &own_rows : nullptr);
-    if (spec.tail) beyond.push_back(&own_rows);
+    search = std::make_unique<SearchSource>(core, heads, core.attends_own() ? &own_rows : nullptr);
+    if (core.attends_own()) beyond.push_back(&own_rows);
     beyond.push_back(search.get());
   }
   if (spec.has_row_rules) {
     RoundsSource& source = scan ? static_cast<RoundsSource&>(*scan) : *search;
     ruled = std::make_unique<RuledSource>(core, heads, own_rows, source);
     beyond = {ruled.get()};
+  }
+  if (core.options.guarantee) {
+    guaranteed = std::make_unique<GuaranteedSource>(core, heads, own_rows, *search);
+    beyond = {guaranteed.get()};
   }
   if (spec.tail && (search || ruled)) host_estimate = &estimate;
   // A step under a rule waits for its lists.
@@ -157,6 +189,8 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   at_least(options.memory_budget, 0, "memory_budget");
   at_least(options.device_rows, 0, "device_rows");
   check_rules(options);
+  check_guarantee(options, context->shape(), device);
+  if (options.guarantee) options.tail = no_tail;
   const IndexSpec index(options.index);
   index.check_index();
   const std::string typed = std::exchange(options.index, index.text());

@@ -89,7 +89,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
     spec.most_rows = std::max(spec.most_rows, schedule.last(l));
     spec.most_entries = std::max(spec.most_entries, spec.index->most_entries(l, schedule.k(l)));
   }
-  searched_segments = segments.size() - (spec.scans() || spec.tail ? 1 : 0);
+  searched_segments = segments.size() - (spec.scans() || attends_own() ? 1 : 0);
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(spec);
 }

@@ -46,6 +46,9 @@ struct SessionCore {
   bool searches(std::int64_t layer, std::int64_t end) const;
   /// Returns the number of own tokens before the window of the next token, sinks included.
   std::int64_t left_window(std::int64_t layer) const;
+  /// Returns whether own rows outside the window are all attended although rows are searched: only
+  /// rows of the context have a tail, or are sampled.
+  bool attends_own() const { return spec.tail || options.guarantee.has_value(); }
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
   void count_search(std::int64_t layer, double seconds);
   /// Counts tokens that a layer has attended.

@@ -9,6 +9,7 @@
 #include "src/session/async_stepper.h"
 #include "src/session/chunk_steps.h"
 #include "src/session/draft_reading.h"
+#include "src/session/guaranteed_source.h"
 #include "src/session/indexer_source.h"
 #include "src/session/own_codes.h"
 #include "src/session/own_rows_source.h"
@@ -31,6 +32,7 @@ namespace topkv {
 /// | a search with a tail | own rows, search |
 /// | a search without a tail | search, of own rows too |
 /// | a rule (mass, error) | the rule, over scan or search, with own rows |
+/// | a guarantee | the guarantee, over search, with own rows |
 ///
 /// Layers with a trained indexer have one source instead of all of these: the indexer.
 struct Session::State {
@@ -78,11 +80,12 @@ struct Session::State {
   WindowSource window;
   OwnRowsSource own_rows;
   IndexerSource indexer;
-  AttentionSource* indexer_alone = &indexer;  // the list of sources of layers with an indexer
-  std::unique_ptr<SearchSource> search;       // null: the device scans
-  std::unique_ptr<ScanSource> scan;           // null: the session searches
-  std::unique_ptr<RuledSource> ruled;         // null: there is no rule
-  std::vector<AttentionSource*> beyond;       // the sources beside the window, in order
+  AttentionSource* indexer_alone = &indexer;     // the list of sources of layers with an indexer
+  std::unique_ptr<SearchSource> search;          // null: the device scans
+  std::unique_ptr<ScanSource> scan;              // null: the session searches
+  std::unique_ptr<RuledSource> ruled;            // null: there is no rule (mass, error)
+  std::unique_ptr<GuaranteedSource> guaranteed;  // null: there is no guarantee
+  std::vector<AttentionSource*> beyond;          // the sources beside the window, in order
   EstimateBuffer estimate;
   EstimateBuffer* host_estimate = nullptr;  // null: there is no tail, or a scan makes its estimate
   ChunkSteps chunks;
