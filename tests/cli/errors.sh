@@ -128,6 +128,11 @@ done
 for error in 0 -0.5 nan inf some; do
   refuses_early 2 "--kv-error: expected a number above 0 and up to 100, found '$error'" generate -m "$model" -p a -f - --kv-index codes --kv-error "$error"
 done
+for bound in 0.1 0,0.1 0.1,0 1,0.1 0.1,1 nan,0.1 0.1,0.1,0.1 , some; do
+  refuses_early 2 "--kv-guarantee: expected two numbers above 0 and below 1, .*found '$bound'" generate -m "$model" -p a -f - --kv-guarantee "$bound"
+done
+refuses 2 '--kv-guarantee does not go with --kv-mass' needle -m "$model" -c 4K --kv-mass 0.9 --kv-guarantee 0.1,0.05
+refuses 2 '--kv-guarantee does not go with --kv-tail codes' fidelity -m "$model" --kv-tail codes --kv-guarantee 0.1,0.05
 mkdir folder && ln -s missing link
 refuses 1 '^topkv: error: folder: is a directory; expected a file' fidelity -m "$model" --csv folder
 refuses 1 'none/a.svg: cannot be written: its folder: No such file' fidelity -m "$model" --svg none/a.svg

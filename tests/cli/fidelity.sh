@@ -42,6 +42,13 @@ holds 'and what they took' grep -q '"went_dense":0\.[0-9]*[1-9]' stdout
 holds 'the table has them' fidelity --kv-tail codes --kv-topk 32 --kv-mass none --kv-mass 0.5
 holds 'with their columns' grep -q 'rule.*more *dense' stdout
 
+holds 'guarantees are settings' fidelity --kv-index exact --kv-topk 32 --kv-guarantee none --kv-guarantee 0.2,0.1 \
+  --kv-guarantee 0.001,0.1 --json --csv g.csv
+holds 'that say so' grep -q '"setting":"exact, top 32, tail none, guarantee 0.2,0.1"' stdout
+holds 'and what they took' grep -q '"kv_guarantee":"0.001,0.1".*"went_dense":0\.[0-9]*[1-9]' stdout
+holds 'in a table, too' [ "$(wc -l <g.csv)" -eq 4 ]
+rm g.csv
+
 holds 'prefills are compared' fidelity --prefill dense --prefill window --prefill sparse --prefill-window 64 \
   --prefill-keys 128 --prefill-keys 4096 --prefill-least 64 --prefill-mass none --csv p.csv
 holds 'with a row for each' [ "$(wc -l <p.csv)" -eq 5 ]

@@ -10,6 +10,7 @@
 #include "src/cli/terminal/text_layout.h"
 #include "src/core/text/byte_text.h"
 #include "src/core/text/format_numbers.h"
+#include "src/eval/run/retrieval_setting.h"
 
 namespace topkv::cli {
 namespace {
@@ -220,6 +221,7 @@ std::string asked_for(const RetrievalOptions& options) {
   if (!options.tail.empty()) text += ", tail " + options.tail;
   if (options.mass) text += fmt::format(", mass {}", *options.mass);
   if (options.error) text += fmt::format(", error {}", *options.error);
+  if (options.guarantee) text += ", guarantee " + *guarantee_text(options);
   return text.empty() ? text : ". Asked for:" + text.substr(1);
 }
 
@@ -266,6 +268,7 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     if (!options.tail.empty()) json["kv_tail"] = options.tail;
     if (options.mass) json["kv_mass"] = *options.mass;
     if (options.error) json["kv_error"] = *options.error;
+    if (options.guarantee) json["kv_guarantee"] = *guarantee_text(options);
     json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
     if (options.host_search) json["kv_host_search"] = true;
     if (options.device_rows > 0) json["kv_gpu_rows"] = options.device_rows;

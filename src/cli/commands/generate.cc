@@ -130,6 +130,8 @@ struct Figures {
   std::int64_t prompt_tokens = 0;
   double rows_per_head = 0;
   bool ruled = false;         // by --kv-mass or --kv-error
+  bool sampled = false;       // by --kv-guarantee
+  double sampled_rows = 0;    // the part of rows_per_head
   double retrieved_more = 0;  // share of steps, layers and query heads
   double went_dense = 0;
   std::int64_t coded_tokens = 0;         // of the session's own
@@ -174,6 +176,10 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["rows_per_head"] = figures.rows_per_head;
   json["retrieved_more"] = figures.ruled ? Json(figures.retrieved_more) : Json(nullptr);
   json["went_dense"] = figures.ruled ? Json(figures.went_dense) : Json(nullptr);
+  if (figures.sampled) {
+    json["sampled_rows_per_head"] = figures.sampled_rows;
+    json["went_dense"] = figures.went_dense;
+  }
   json["coded_tokens"] = figures.coded_tokens;
   const bool estimated = figures.tail.heads > 0;
   json["exact_mass"] = estimated ? Json(figures.tail.mean_exact_mass()) : Json(nullptr);
@@ -239,6 +245,10 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   if (figures.ruled) {
     fmt::print(stderr, "more rows  for {:.1f} % of them, all rows for {:.1f} %\n",
                100 * figures.retrieved_more, 100 * figures.went_dense);
+  }
+  if (figures.sampled) {
+    fmt::print(stderr, "sampled    {:.0f} of these rows, all rows for {:.1f} % of them\n",
+               figures.sampled_rows, 100 * figures.went_dense);
   }
   if (figures.tail.heads > 0) {
     fmt::print(stderr,
@@ -322,10 +332,12 @@ int run_generate(GenerateFlags flags) {
     const auto heads = static_cast<double>(stats.steps * shape.q_heads);
     figures.retrieved_more = static_cast<double>(stats.retrieved_more) / heads;
     figures.went_dense = static_cast<double>(stats.went_dense) / heads;
+    figures.sampled_rows = static_cast<double>(stats.rows_sampled) / heads;
   }
   figures.coded_tokens = stats.coded_tokens;
   figures.turns = session.turn_shares();
   figures.ruled = session.options().mass || session.options().error;
+  figures.sampled = session.options().guarantee.has_value();
   for (const TailFigures& layer : session.tail_figures()) figures.tail += layer;
   figures.memory = prefilled.context->memory();
   figures.index = session.options().index;

@@ -39,6 +39,7 @@ std::string settings_line(const NeedleFlags& flags, const PrefillFlags& prefill,
   if (!kv.tail.empty()) text += ", tail " + tail_text(kv.tail);
   if (kv.mass) text += fmt::format(", mass {}", *kv.mass);
   if (kv.error) text += fmt::format(", error {}", *kv.error);
+  if (kv.guarantee) text += ", guarantee " + *kv.guarantee;
   text = settings_text(kv.dense_layers ? text : "dense in all layers", kv, prefill);
   if (const double heat = sampling_options(flags.sampling).temperature; heat > 0) {
     text += fmt::format("; temperature {:g}", heat);

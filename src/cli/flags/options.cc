@@ -21,6 +21,35 @@ namespace topkv::cli {
 
 namespace {
 
+Guarantee parse_guarantee(const std::string& text) {
+  const std::size_t comma = text.find(',');
+  try {
+    if (comma != std::string::npos) {
+      const Guarantee of{parse_real("", text.substr(0, comma), 0, 1, true),
+                         parse_real("", text.substr(comma + 1), 0, 1, true)};
+      if (of.epsilon < 1 && of.delta < 1) return of;
+    }
+  } catch (const UsageError&) {  // whose message is about one number
+  }
+  throw UsageError(fmt::format(
+      "--kv-guarantee: expected two numbers above 0 and below 1, the error and the probability of "
+      "a larger one, such as 0.1,0.05, or none; found '{}'",
+      text));
+}
+
+void check_guarantee(const RetrievalFlags& flags) {
+  if (!flags.guarantee) return;
+  parse_guarantee(*flags.guarantee);
+  const bool tail = !flags.tail.empty() && flags.tail != "none";
+  if (!flags.mass && !flags.error && !tail) return;
+  throw UsageError(fmt::format(
+      "--kv-guarantee does not go with {}: a sample stands for the rows that are not found, and is "
+      "as large as the guarantee needs; leave one of them out",
+      flags.mass    ? "--kv-mass"
+      : flags.error ? "--kv-error"
+                    : "--kv-tail " + flags.tail));
+}
+
 /// A rule needs a tail with each of the indices.
 void check_rules(const RetrievalFlags& flags) {
   if (!flags.mass && !flags.error) return;
@@ -51,6 +80,7 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   options.tail = tail_beside(flags.tail, index);
   options.mass = flags.mass;
   options.error = flags.error;
+  if (flags.guarantee) options.guarantee = parse_guarantee(*flags.guarantee);
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
   options.host_search = flags.host_search;
   options.device_rows = flags.gpu_rows.value_or(0);
@@ -194,6 +224,7 @@ void check_flags(const RetrievalFlags& flags) {
         "--kv-index: '{}' is given twice{}; expected different indices", spec,
         earlier->second == spec ? "" : fmt::format(", it is the same as '{}'", earlier->second)));
   }
+  check_guarantee(flags);
   check_rules(flags);
   if (flags.gpu_rows && (flags.mass || flags.error || flags.host_search)) {
     throw UsageError(fmt::format(

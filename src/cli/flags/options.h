@@ -47,6 +47,7 @@ struct RetrievalFlags {
   // The rules of which rows are enough.
   std::optional<double> mass;
   std::optional<double> error;
+  std::optional<std::string> guarantee;  ///< "0.1,0.05"
 };
 
 struct PrefillFlags {
@@ -104,6 +105,7 @@ void visit_flags(RetrievalFlags& flags, auto& visit) {
   visit("--kv-tail", flags.tail);
   visit("--kv-mass", flags.mass);
   visit("--kv-error", flags.error);
+  visit("--kv-guarantee", flags.guarantee);
 }
 
 void visit_flags(PrefillFlags& flags, auto& visit) {

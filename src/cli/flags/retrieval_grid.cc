@@ -12,15 +12,18 @@ std::vector<RetrievalFlags> grid_points(GridFlags& flags, const ModelFlags& mode
       for (const std::string& k : flags.ks) {
         for (const std::optional<double> mass : flags.masses) {
           for (const std::optional<double> error : flags.errors) {
-            RetrievalFlags one = flags.retrieval;
-            one.indices = {index};
-            one.tail = tail;
-            one.k = k;
-            one.mass = mass;
-            one.error = error;
-            check_flags(one);
-            check_model(model, one);
-            all.push_back(one);
+            for (const std::optional<std::string>& guarantee : flags.guarantees) {
+              RetrievalFlags one = flags.retrieval;
+              one.indices = {index};
+              one.tail = tail;
+              one.k = k;
+              one.mass = mass;
+              one.error = error;
+              one.guarantee = guarantee;
+              check_flags(one);
+              check_model(model, one);
+              all.push_back(one);
+            }
           }
         }
       }

@@ -18,6 +18,7 @@ struct GridFlags {
   std::vector<std::string> tails;  ///< empty: what an index has
   std::vector<std::optional<double>> masses;
   std::vector<std::optional<double>> errors;
+  std::vector<std::optional<std::string>> guarantees;
 };
 
 void visit_flags(GridFlags& flags, auto& visit) {
@@ -26,6 +27,7 @@ void visit_flags(GridFlags& flags, auto& visit) {
   visit("--kv-tail", flags.tails);
   visit("--kv-mass", flags.masses);
   visit("--kv-error", flags.errors);
+  visit("--kv-guarantee", flags.guarantees);
 }
 
 /// Returns each point of the grid, with one index, once indices are named. Throws UsageError for a

@@ -177,6 +177,11 @@ FlagGroup retrieval_flags(const std::string& k) {
                      "with a tail: retrieve more rows if the expected error is above X; the true "
                      "error can be several times as large",
                      "none")),
+       if_given(Flag("--kv-guarantee",
+                     value::or_word(value::text("two numbers such as 0.1,0.05", "E,D"), "none"),
+                     "sample other rows until a head's error exceeds E with probability D at most; "
+                     "without a tail, on a CPU",
+                     "none")),
        Flag("--kv-select", value::choice("HOW", {"query_head", "group"}),
             "choose rows for each query_head, or for a group of heads", "query_head"),
        if_given(

@@ -7,8 +7,8 @@ namespace topkv::cli {
 namespace {
 
 FlagGroup compared_settings() {
-  return compared(retrieval_flags("256"),
-                  {"--kv-index", "--kv-tail", "--kv-topk", "--kv-mass", "--kv-error"});
+  return compared(retrieval_flags("256"), {"--kv-index", "--kv-tail", "--kv-topk", "--kv-mass",
+                                           "--kv-error", "--kv-guarantee"});
 }
 
 Flag report_file(const char* name, const char* meaning) {
@@ -104,8 +104,9 @@ CommandHelp fidelity_command() {
       "-m DIR [-c 64K] [flags]",
       "Decodes with retrieval and with dense attention over the same context, and compares them "
       "token by token. Reports the error of every layer's output and its effect on the next token. "
-      "Each combination of --kv-index, --kv-tail, --kv-topk, --kv-mass and --kv-error is one "
-      "setting. Several of --prefill, --prefill-keys or --prefill-mass compare prefills instead: "
+      "Each combination of --kv-index, --kv-tail, --kv-topk, --kv-mass, --kv-error and "
+      "--kv-guarantee is one setting. Several of --prefill, --prefill-keys or --prefill-mass "
+      "compare prefills instead: "
       "what each leaves in the rows, beside a dense prefill.",
       {model_flags(),
        {"task",
@@ -134,7 +135,8 @@ CommandHelp perplexity_command() {
       "Measures how well a text is predicted with retrieval and with dense attention. The text is "
       "cut into pieces of equal length. All but the last tokens of a piece are prefilled; the last "
       "tokens are fed one by one and scored. Each combination of --kv-index, --kv-tail, --kv-topk, "
-      "--kv-mass and --kv-error is one setting. All settings score the same tokens.",
+      "--kv-mass, --kv-error and --kv-guarantee is one setting. All settings score the same "
+      "tokens.",
       {model_flags(),
        {"task",
         {required(files_flag("score this text; repeat for several, - is standard input")),

@@ -57,7 +57,9 @@ T percentile(std::vector<T>& values, std::int64_t percent) {
   return *at;
 }
 
-bool has_rule(const RetrievalOptions& options) { return options.mass || options.error; }
+bool has_rule(const RetrievalOptions& options) {
+  return options.mass || options.error || options.guarantee;
+}
 
 /// Sums of one setting over all probes.
 struct Sums {

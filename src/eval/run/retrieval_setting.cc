@@ -8,10 +8,16 @@
 
 namespace topkv {
 
+std::optional<std::string> guarantee_text(const RetrievalOptions& options) {
+  if (!options.guarantee) return {};
+  return fmt::format("{},{}", options.guarantee->epsilon, options.guarantee->delta);
+}
+
 std::string rule_text(const RetrievalOptions& options) {
   std::string text;
   if (options.mass) text = fmt::format("mass {}", *options.mass);
   if (options.error) text += fmt::format("{}error {}", text.empty() ? "" : ", ", *options.error);
+  if (options.guarantee) text = "guarantee " + *guarantee_text(options);
   return text;
 }
 
@@ -29,6 +35,7 @@ void add_setting(nlohmann::ordered_json& json, const RetrievalOptions& options,
   json["kv_tail"] = options.tail;
   json["kv_mass"] = or_null(options.mass);
   json["kv_error"] = or_null(options.error);
+  json["kv_guarantee"] = or_null(guarantee_text(options));
   json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
   json["kv_host_search"] = options.host_search;
   if (options.device_rows > 0) json["kv_gpu_rows"] = options.device_rows;

@@ -2,13 +2,18 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "topkv/session.h"
 
 namespace topkv {
 
-/// "mass 0.95", "error 0.1", both, or nothing: the rules of which rows are enough.
+/// "0.1,0.05": RetrievalOptions::guarantee, if it is set.
+std::optional<std::string> guarantee_text(const RetrievalOptions& options);
+
+/// "mass 0.95", "error 0.1", both, "guarantee 0.1,0.05", or nothing: the rules of which rows are
+/// enough.
 std::string rule_text(const RetrievalOptions& options);
 
 /// "codes:k=16,v=8, top 64, tail none", and the rules. options: as a session has them; k: as given.
