@@ -25,11 +25,12 @@ TopK parse_k(const py::object& k) {
 std::unique_ptr<SessionHandle> make(
     const ContextPtr& context, const py::object& device, const std::string& index,
     const std::string& tail, const py::object& k, std::optional<double> mass,
-    std::optional<double> error, const std::string& select_by, std::int64_t dense_layers,
-    std::int64_t window, std::int64_t sinks, std::int64_t capacity, bool measure_recall,
-    std::int64_t memory_budget, bool host_search, std::int64_t device_rows,
-    const std::optional<std::string>& turns, std::int64_t turn_window, std::int64_t turn_keys,
-    std::optional<std::int64_t> turn_least, double turn_mass) {
+    std::optional<double> error, const std::optional<std::pair<double, double>>& guarantee,
+    const std::string& select_by, std::int64_t dense_layers, std::int64_t window,
+    std::int64_t sinks, std::int64_t capacity, bool measure_recall, std::int64_t memory_budget,
+    bool host_search, std::int64_t device_rows, const std::optional<std::string>& turns,
+    std::int64_t turn_window, std::int64_t turn_keys, std::optional<std::int64_t> turn_least,
+    double turn_mass) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .host_search = host_search,
@@ -44,6 +45,7 @@ std::unique_ptr<SessionHandle> make(
                               .memory_budget = memory_budget,
                               .device_rows = device_rows,
                               .measure_recall = measure_recall};
+  if (guarantee) options.guarantee = Guarantee{guarantee->first, guarantee->second};
   if (turns)
     options.turns =
         prefill_attention(*turns, turn_window, sinks, turn_keys, turn_least, turn_mass, false);
@@ -124,12 +126,14 @@ void bind_session(py::module_& module) {
                     "without the first dense_layers.")
       .def_readonly("rows_retrieved", &SessionStats::rows_retrieved,
                     "Rows attended beyond window and sinks, over query heads.")
+      .def_readonly("rows_sampled", &SessionStats::rows_sampled,
+                    "The part of rows_retrieved that guarantee sampled.")
       .def_readonly(
           "retrieved_more", &SessionStats::retrieved_more,
           "(token, layer, query head) triples for which mass or error took more rows than at "
           "first.")
       .def_readonly("went_dense", &SessionStats::went_dense,
-                    "Triples among them that attended all rows.")
+                    "Triples that attended all rows, because of mass, error or guarantee.")
       .def_readonly("search_seconds", &SessionStats::search_seconds)
       .def_readonly("attend_seconds", &SessionStats::attend_seconds)
       .def_readonly("coded_tokens", &SessionStats::coded_tokens,
@@ -231,6 +235,9 @@ void bind_session(py::module_& module) {
       "attention, by the tail's estimate.\n\n"
       "error: with a tail, retrieve more rows, in the end all, if a layer's output is expected to "
       "be off by more than this (see TailFigures.error).\n\n"
+      "guarantee: (epsilon, delta), without a tail, on a CPU: also attend a random sample of the "
+      "rows that are not retrieved, so large that |out - dense| / |dense| of a query head is above "
+      "epsilon with probability delta at most.\n\n"
       "select_by: \"query_head\", each has its own rows, or \"group\".\n\n"
       "dense_layers: the first n layers, recurrent ones too, attend every token.\n\n"
       "capacity: the most tokens of its own.\n\n"
@@ -250,10 +257,10 @@ void bind_session(py::module_& module) {
   type.def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
            py::arg("mass") = py::none(), py::arg("error") = py::none(),
-           py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
-           py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("capacity") = 16384,
-           py::arg("measure_recall") = false, py::arg("memory_budget") = 0,
-           py::arg("host_search") = false, py::arg("device_rows") = 0,
+           py::arg("guarantee") = py::none(), py::arg("select_by") = "query_head",
+           py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
+           py::arg("capacity") = 16384, py::arg("measure_recall") = false,
+           py::arg("memory_budget") = 0, py::arg("host_search") = false, py::arg("device_rows") = 0,
            py::arg("turns") = py::none(), py::arg("turn_window") = PrefillAttention().window,
            py::arg("turn_keys") = PrefillAttention().keys, py::arg("turn_least") = py::none(),
            py::arg("turn_mass") = PrefillAttention().mass)

@@ -180,6 +180,33 @@ def test_a_session_with_a_tail_tells_how_good_it_was(random):
     assert [of.heads for of in without.tail_figures()] == [0] * LAYERS
 
 
+def test_a_guarantee_samples_rows_that_are_not_found(random):
+    steps = Steps(random, 801)
+    context = steps.context(800).with_index("codes")
+
+    def run(guarantee, **given):
+        session = topkv.Session(context, window=6, k=8, guarantee=guarantee, **given)
+        return steps.run(session, 800, 801), session.stats()
+
+    dense, _ = steps.dense(800, 801)
+    for index in ("exact", "codes"):
+        outs, stats = run((1e-9, 0.01), index=index)
+        np.testing.assert_allclose(outs, dense, atol=TOLERANCE)
+        assert stats.went_dense == LAYERS * Q_HEADS
+        assert stats.rows_retrieved - stats.rows_sampled == 8 * LAYERS * Q_HEADS
+        some, stats = run([0.9, 0.9], index=index)
+        np.testing.assert_array_equal(some, run((0.9, 0.9), index=index)[0])
+    for bad in ((0, 0.1), (0.1, 1), (float("nan"), 0.1)):
+        with pytest.raises(topkv.InvalidArgument, match="both must be above 0 and below 1"):
+            run(bad)
+    with pytest.raises(topkv.InvalidArgument, match="guarantee does not go with tail 'codes'"):
+        run((0.1, 0.1), tail="codes")
+    with pytest.raises(topkv.InvalidArgument, match="guarantee does not go with mass"):
+        run((0.1, 0.1), mass=0.9)
+    with pytest.raises(TypeError):
+        run(0.1)
+
+
 def test_rules_say_how_many_rows_are_enough(random):
     steps = Steps(random, 801)
     context = steps.context(800).with_index("codes")

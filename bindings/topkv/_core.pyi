@@ -618,6 +618,8 @@ class SessionStats:
     @property
     def rows_retrieved(self) -> int: ...
     @property
+    def rows_sampled(self) -> int: ...
+    @property
     def retrieved_more(self) -> int: ...
     @property
     def went_dense(self) -> int: ...
@@ -694,6 +696,7 @@ class Session:
         k: int | Sequence[int] | str = 64,
         mass: float | None = None,
         error: float | None = None,
+        guarantee: tuple[float, float] | None = None,
         select_by: str = "query_head",
         dense_layers: int = 0,
         window: int = 1024,

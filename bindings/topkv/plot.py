@@ -35,6 +35,8 @@ _FOUND, _MISSED = "#2f7ebc", "#f0883e"
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = "osD^vPX"
 _FAINT = "#c8ced4"
+# Options of a setting that are named beside its index, by their names in rows.
+_RULES = {"kv_tail": "tail", "kv_mass": "mass", "kv_error": "error", "kv_guarantee": "guarantee"}
 
 
 def tokens_label(tokens: float) -> str:
@@ -286,7 +288,7 @@ def _time_lines(times: Any) -> dict[str, list[tuple[float, float]]]:
         for row in rows_of(times):
             if "kv_topk" in row:
                 name = f"{member(row, 'index')}, top {row['kv_topk']}"
-                for key, label in (("kv_tail", "tail"), ("kv_mass", "mass"), ("kv_error", "error")):
+                for key, label in _RULES.items():
                     if row.get(key) not in (None, ""):
                         name += f", {label} {row[key]}"
                 if number(row.get("sessions") or 1) > 1:

@@ -477,6 +477,36 @@ def test_rules_of_sessions_say_how_many_rows_are_enough(device):
     assert stats.retrieved_more > stats.went_dense == 0
 
 
+def test_a_guarantee_of_sessions_samples_rows(device):
+    model = make_model("llama", device)
+    text = make_ids(300, device)
+    cache = read(model, text, k=4)
+    ids = with_question(text, 5)
+    wanted = exact_logits(model, ids)[:, text.shape[1] :].float()
+    if device != "cpu":
+        with pytest.raises(topkv.InvalidArgument, match="guarantee does not go with a CUDA device"):
+            cache.session(guarantee=(0.1, 0.05))
+        return
+
+    def far(**given):
+        session = cache.session(**given)
+        got = model(ids[:, text.shape[1] :], past_key_values=session, use_cache=True).logits.float()
+        return torch.linalg.norm(got - wanted).item(), session.stats()[0]
+
+    plain, stats = far(tail="none")
+    assert stats.rows_sampled == 0
+    dense, stats = far(guarantee=(1e-9, 0.01))
+    assert dense < plain / 10
+    assert stats.went_dense > 0 and stats.rows_sampled > 0
+    for bad in (0.1, (0.1,), (0, 0.1), (0.1, 1), "0.1,0.1"):
+        with pytest.raises(topkv.InvalidArgument, match="expected two numbers between 0 and 1"):
+            cache.session(guarantee=bad)
+    with pytest.raises(topkv.InvalidArgument, match="guarantee does not go with tail 'codes:k=16,v=8'"):
+        cache.session(guarantee=(0.1, 0.1), tail="codes:k=16,v=8")
+    with pytest.raises(topkv.InvalidArgument, match="guarantee does not go with error"):
+        cache.session(guarantee=(0.1, 0.1), error=0.1)
+
+
 def self_session(model, ids, cache):
     """The session of a cache with the cache's own options."""
     return session_of(cache.session(), model, ids)

@@ -58,6 +58,9 @@ class TopkCache(CacheCalls):
         expected to be off by more than this, as |out - dense| / |dense|. The true error may be
         several times the expected one: once 0.132 beside 0.031. With `mass` or `error` the host
         searches, also for a GPU. ``stats()`` counts how often they took more rows.
+      guarantee: (epsilon, delta), on a CPU and without `tail`: a random sample of the rows that are
+        not retrieved stands for them. It is so large that |out - dense| / |dense| of a query head is
+        above epsilon with probability delta at most.
       window, sinks: tokens attended exactly, at the end and at the beginning.
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
@@ -106,6 +109,7 @@ class TopkCache(CacheCalls):
         k: int | str | list[int] = 256,
         mass: float | None = None,
         error: float | None = None,
+        guarantee: tuple[float, float] | None = None,
         window: int = 1024,
         sinks: int = 4,
         select_by: str = "query_head",
@@ -337,7 +341,7 @@ class TopkCache(CacheCalls):
         text. Questions of different lengths are padded on the left, between text and question.
         method: a result of prepare(); it finds the rows in place of an index.
         given: options that replace the cache's own: k, index (one that freeze() built; None: the
-        cache's), tail (built if it is not there), mass, error, window, sinks, select_by,
+        cache's), tail (built if it is not there), mass, error, guarantee, window, sinks, select_by,
         dense_layers, session_capacity, measure_recall, host_search.
         """
         batch = integer("batch", batch, 1)

@@ -148,7 +148,7 @@ class PreparedMethod:
 
 
 #: Options of a session that only an index has.
-_OF_AN_INDEX = ("index", "tail", "mass", "error", "select_by", "measure_recall", "host_search")
+_OF_AN_INDEX = ("index", "tail", "mass", "error", "guarantee", "select_by", "measure_recall", "host_search")
 
 
 def check_session(method: Any, text: Any, given: dict[str, Any], session: dict[str, Any], batch: int):
@@ -162,7 +162,7 @@ def check_session(method: Any, text: Any, given: dict[str, Any], session: dict[s
             f"{method.name} was prepared over another text; prepare it over this cache's"
         )
     of_an_index = [name for name in _OF_AN_INDEX if given.get(name) is not None]
-    of_an_index += [name for name in ("mass", "error") if session[name] is not None]
+    of_an_index += [name for name in ("mass", "error", "guarantee") if session[name] is not None]
     if of_an_index:
         raise InvalidArgument(
             f"{of_an_index[0]} says how an index is used, and {method.name} finds rows without "

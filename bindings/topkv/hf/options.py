@@ -72,6 +72,21 @@ def rule(name: str, value: Any, expected: str, good: Callable[[float], bool]) ->
     return float(value)
 
 
+def guarantee(name: str, value: Any) -> tuple[float, float] | None:
+    """Two numbers between 0 and 1, as a tuple; None stays None."""
+    if value is None:
+        return None
+    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if len(pair) != 2 or not all(
+        isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < x < 1 for x in pair
+    ):
+        raise InvalidArgument(
+            f"{name} is {value!r}; expected two numbers between 0 and 1, the error and the "
+            "probability of a larger one, or None"
+        )
+    return float(pair[0]), float(pair[1])
+
+
 def share(name: str, value: Any) -> float:
     """A share above 0 and up to 1, or InvalidArgument."""
     number = not isinstance(value, bool) and isinstance(value, numbers.Real)
@@ -99,6 +114,7 @@ _SESSION = {
     "k": _k,
     "mass": lambda name, value: rule(name, value, "between 0 and 1", lambda x: 0 < x < 1),
     "error": lambda name, value: rule(name, value, "above 0", lambda x: 0 < x < math.inf),
+    "guarantee": guarantee,
     "select_by": text,
     "dense_layers": lambda name, value: integer(name, value, 0),
     "window": lambda name, value: integer(name, value, 1),
@@ -275,12 +291,22 @@ def check(options: Options) -> Options:
 
 
 def _check_rules(options: Options) -> None:
-    """Raises unless `mass` and `error` have a tail, over the whole text."""
+    """Raises unless `mass` and `error` have a tail, over the whole text, and `guarantee` has neither
+    them nor a tail."""
     given = [name for name in ("mass", "error") if options.session[name] is not None]
+    tail = tail_of(options.session)
+    if options.session["guarantee"] is not None:
+        beside = given or ([f"tail {tail!r}"] if tail not in NO_TAIL_SPEC else [])
+        if beside:
+            raise InvalidArgument(
+                f"guarantee does not go with {beside[0]}: a sample stands for the rows that are not "
+                "retrieved; leave one of them out"
+            )
+        given = ["guarantee"]
     if not given:
         return
-    tail = tail_of(options.session)
-    if tail == "none" or (tail == "" and not topkv.IndexSpec(options.session["index"]).has_tail):
+    own_tail = topkv.IndexSpec(options.session["index"]).has_tail
+    if given != ["guarantee"] and (tail == "none" or (tail == "" and not own_tail)):
         raise InvalidArgument(
             f"{given[0]} is {options.session[given[0]]}, and there is no tail to estimate the rows "
             'that are not retrieved; give for example tail="codes"'
