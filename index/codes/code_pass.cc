@@ -202,8 +202,8 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
     }
     // Just below it, so that scores equal to it are listed: there may be many of them.
     thresholds[g] = std::nextafter(threshold, no_threshold);
-    if (tail == nullptr || rows.count() <= sum_keys) continue;
-    // Of keys that will not be listed. A context of one part does without it.
+    if (tail == nullptr || rows.count() <= all_read) continue;  // expected: of no use
+    // Of keys that will not be listed.
     work.above.resize(static_cast<std::size_t>(most));
     const std::int64_t found = find_above(of, most, thresholds[g], work.above.data());
     for (std::int64_t i = 0; i < found; ++i)

@@ -16,9 +16,9 @@ constexpr float negligible = 25;  // the blocks of a thread that are this far be
 // thread sums up 1024 blocks before it begins anew: with this share, all blocks are read where
 // weights are even.
 constexpr float least_share = 1.0F / 2048;
-// Even weights read this many parts of sum_keys, or a part of each. What chance there adds to an
-// output does not grow with the context, and is that of so many values.
-constexpr std::int64_t parts_read = 1;
+// Even weights read all values of this many parts, and no more of longer contexts. (Over 256 Ki
+// tokens, reading one part of four made the bundled model's error 0.0503 in place of 0.0487.)
+constexpr std::int64_t parts_read = all_read / sum_keys;
 // Until that much is summed up, the share is one of the sum that is expected. No more than this
 // part of the sum so far waits for it, so that some blocks are read whatever was expected.
 constexpr float waits_at_first = 1.0F / 16;

@@ -17,6 +17,8 @@ inline constexpr std::int64_t code_tile = 512;
 inline constexpr std::int64_t tile_blocks = code_tile / code_block;
 /// Keys that a thread sums up at a time.
 inline constexpr std::int64_t sum_keys = 65536;
+/// Of contexts of more keys, a part of the values is read even if all weights are alike.
+inline constexpr std::int64_t all_read = 4 * sum_keys;
 
 /// Scores of one query with the keys first to first + count - 1, at most code_tile of them.
 struct TileScores {

@@ -161,7 +161,7 @@ TEST(CodeSums, LongContextsReadAPartOfEvenWeights) {
     constexpr unsigned tries = 12;
     for (unsigned i = 0; i < tries; ++i) {
       const auto codes = codes_of(count, 20 + i);
-      const Summed got(scores, codes, 16 * count, expected);
+      const Summed got(scores, codes, 64 * count, expected);
       const Wanted want(scores, codes, got.sums.high);
       EXPECT_NEAR(got.sums.total / want.total, 1, 2e-6);
       EXPECT_NEAR(got.sums.squares / want.squares, 1, 2e-6);
