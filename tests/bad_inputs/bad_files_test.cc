@@ -386,8 +386,8 @@ TEST(BadFiles, TablesOfContexts) {
   refused("no bytes", "", {"is not a context file", "0 bytes", "a header alone has 64"});
   refused("another kind of file", "GGUF" + whole.substr(4),
           {"is not a context file", "first bytes", "topkv prefill"});
-  refused("of another version", changed(8, std::uint32_t{4}),
-          {"has version", "4", "reads versions 1 to 3"});
+  refused("of another version", changed(8, std::uint32_t{5}),
+          {"has version", "5", "reads versions 1 to 4"});
   refused("a header of another size", changed(12, std::uint32_t{128}),
           {"its header says", "128 bytes", "expected 64"});
   refused("bytes of the header that are not known", changed(48, std::uint64_t{1}),
@@ -411,7 +411,7 @@ TEST(BadFiles, TablesOfContexts) {
   refused("flags that are not known", changed(64 + 48 + 4, std::uint32_t{3}),
           {"section 1 of 3", "flags 3", "0 or 1"});
   refused("a kind that is not known", fuzz::file_of_sections(list + section(77, "x")),
-          {"a section of kind 77", "does not know and cannot skip", "expected kinds 1 to 11"});
+          {"a section of kind 77", "does not know and cannot skip", "expected kinds 1 to 12"});
   refused("no sections", fuzz::file_of_sections(""),
           {"first section", "is none", "expected the description"});
   refused("no description", fuzz::file_of_sections(section(4, row)),

@@ -73,11 +73,11 @@ def assert_rows_as_alone(model, found, alone, options=FEW):
             # Queries of a batch are rounded otherwise. Two keys that score alike may then change places
             # in a step behind the texts, which moves the logits of this step alone, and little. A scan
             # of codes rounds what a query makes of them to 8 bits: one that lies between two whole
-            # numbers may fall to the other side in any step.
+            # numbers may fall to the other side in any step, and later tokens attend what it left.
             first, *behind = (errors[row] / own_logits.abs().max()).tolist()
             *others, largest = [first, *sorted(behind)]
             if scans_codes(options):
-                assert median([first, *behind]) <= 1e-4, f"row {row}: {errors[row]}"
+                assert median([first, *behind]) <= 1e-3, f"row {row}: {errors[row]}"
                 assert max(first, largest) <= 1e-2, f"row {row}: {errors[row]}"
             else:
                 assert max(others, default=0) <= 1e-4 and largest <= 1e-3, f"row {row}: {errors[row]}"
