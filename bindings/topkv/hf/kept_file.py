@@ -61,7 +61,7 @@ class _Unpacking:
 
     def take(self, name: str, dims: int | None = None, ids: bool = False) -> torch.Tensor:
         """A tensor [1, ...] of finite floats, on the device. dims: its dimensions, if they are known. ids: or
-        of ids of tokens, which some models keep as the state of a convolution."""
+        of ids of tokens, which some models keep behind the state of a layer's convolution."""
         x = self._tensors.pop(name, None)
         if x is None:
             self.fail(f"{name} is missing; save the text again with the model that reads it")
@@ -126,7 +126,7 @@ def _recurrence(tensors: _Unpacking, number: int, layer: Any, tokens: int) -> La
     state = kept.fresh(layer) | {x: tensors.flags(f"{number}.{x}", count) for x in _FLAGS}
     for name in _STATES:
         state[name] = {
-            i: tensors.take(f"{number}.{name}.{i}", ids=name == "conv_states") if there else None
+            i: tensors.take(f"{number}.{name}.{i}", ids=name == "conv_states" and i > 0) if there else None
             for i, there in state[f"is_{name}_initialized"].items()
         }
     convolutions = {i: x for i, x in state["conv_states"].items() if x is not None}
