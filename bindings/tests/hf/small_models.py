@@ -382,10 +382,14 @@ def indexed_config(family: str, tokens: int):
     return AutoConfig.for_model(family, **given)
 
 
-def indexed_model(family: str, tokens: int):
-    """A model of INDEXED in float32 on the CPU, without the constants that layers begin with."""
+def skip_without_latents(family: str) -> None:
     if "q_lora_rank" in INDEXED[family] and hf.compat.version() < (5, 18):
         pytest.skip("this version of transformers caches K and V of these layers, and no latents")
+
+
+def indexed_model(family: str, tokens: int):
+    """A model of INDEXED in float32 on the CPU, without the constants that layers begin with."""
+    skip_without_latents(family)
     torch.manual_seed(1)
     auto = AutoModelForImageTextToText if family == "glm5_next_text" else AutoModelForCausalLM
     model = auto.from_config(indexed_config(family, tokens), **EAGER).eval()

@@ -19,6 +19,7 @@ from small_models import (
     indexed_model,
     logits_by_pieces,
     make_ids,
+    skip_without_latents,
 )
 from topkv import InvalidArgument, Unsupported, hf
 from topkv.hf import TopkCache, indexer_readers
@@ -488,6 +489,7 @@ def test_another_choice_than_the_models_own_is_refused(family, mistake, monkeypa
 
 @only("deepseek_v32")
 def test_code_that_topkv_does_not_know_is_refused(family, monkeypatch):
+    skip_without_latents(family)
     code = hf.families.model_code(indexed_config(family, FEW))
 
     class DeepseekV32Indexer(torch.nn.Module):
@@ -526,6 +528,7 @@ print(peak() - before)
 @only(*KINDS)
 def test_a_long_prefill_makes_no_matrix_of_scores(family):
     """Of 16 Ki tokens, scores of a single head in float32 are 1 GiB, and a mask of bools is 256 MiB."""
+    skip_without_latents(family)
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", READ, family, str(16 * 1024)],
         capture_output=True,

@@ -54,10 +54,10 @@ class HostDevice final : public ComputeDevice {
     return std::make_shared<HostState>(size);
   }
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) override {
-    std::memcpy(to, host, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(to, host, static_cast<std::size_t>(bytes));
   }
   void copy_out(const std::byte* from, std::int64_t bytes, void* host) override {
-    std::memcpy(host, from, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(host, from, static_cast<std::size_t>(bytes));
   }
   void synchronize() override {}
   Matrix upload(const Matrix& host, std::byte* /*storage*/) override { return host; }
