@@ -494,3 +494,19 @@ def as_float32(model):
     copy = type(model)._from_config(config, **EAGER).eval()
     copy.load_state_dict(model.state_dict())
     return copy.to(device=model.device, dtype=torch.float32)
+
+
+def agree(found, expected):
+    """Logits in float32: rounding through the layers, of the largest logit."""
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def after(model, *pieces):
+    """Logits of a DynamicCache of the last of these pieces, after the others."""
+    ids = torch.cat(pieces, dim=1)
+    return dynamic_logits(model, ids, [x.shape[1] for x in pieces])[:, -pieces[-1].shape[1] :]
+
+
+def step(model, cache, ids, **how):
+    return model(ids, past_key_values=cache, use_cache=True, **how).logits

@@ -14,12 +14,15 @@ import topkv
 from small_models import (
     EAGER,
     INDEXED,
+    after,
+    agree,
     dynamic_logits,
     indexed_config,
     indexed_model,
     logits_by_pieces,
     make_ids,
     skip_without_latents,
+    step,
 )
 from topkv import InvalidArgument, Unsupported, hf
 from topkv.hf import TopkCache, indexer_readers
@@ -79,24 +82,10 @@ def only(*families):
     return pytest.mark.parametrize("family", families)
 
 
-def agree(found, expected):
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
 def read(model, ids, **options):
     cache = TopkCache(model.config, **options)
     model(ids, past_key_values=cache, use_cache=True)
     return cache
-
-
-def after(model, *pieces):
-    ids = torch.cat(pieces, dim=1)
-    return dynamic_logits(model, ids, [x.shape[1] for x in pieces])[:, -pieces[-1].shape[1] :]
-
-
-def step(model, cache, ids, **how):
-    return model(ids, past_key_values=cache, use_cache=True, **how).logits
 
 
 # ---- equal logits ----

@@ -15,6 +15,8 @@ import topkv
 from small_models import (
     LATENT,
     NEWER,
+    after,
+    agree,
     assert_greedy,
     assert_logits_agree,
     dtype_of,
@@ -23,6 +25,7 @@ from small_models import (
     make_config,
     make_ids,
     make_model,
+    step,
 )
 from topkv import IndexSpec, InvalidArgument, Unsupported, hf
 from topkv.hf import TopkCache, families, latent
@@ -61,24 +64,10 @@ def models():
     return model
 
 
-def agree(found, expected):
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
 def read(model, ids, **options):
     cache = TopkCache(model.config, **ALL | options)
     model(ids, past_key_values=cache, use_cache=True)
     return cache
-
-
-def after(model, *pieces):
-    ids = torch.cat(pieces, dim=1)
-    return dynamic_logits(model, ids, [x.shape[1] for x in pieces])[:, -pieces[-1].shape[1] :]
-
-
-def step(model, cache, ids, **how):
-    return model(ids, past_key_values=cache, use_cache=True, **how).logits
 
 
 # ---- equal logits ----

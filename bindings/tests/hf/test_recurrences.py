@@ -12,11 +12,14 @@ import topkv
 from small_models import (
     RECURRENT,
     RESTARTING,
+    after,
+    agree,
     dynamic_logits,
     logits_by_pieces,
     make_config,
     make_ids,
     make_model,
+    step,
 )
 from topkv import FileError, InvalidArgument, Unsupported, hf
 from topkv.hf import TopkCache, kept
@@ -49,26 +52,10 @@ def models():
     return model
 
 
-def agree(found, expected):
-    """Logits in float32: rounding through the layers, of the largest logit."""
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
 def read(model, ids, **options):
     cache = TopkCache(model.config, **ALL | options)
     model(ids, past_key_values=cache, use_cache=True)
     return cache
-
-
-def after(model, text, *pieces):
-    """Logits of a DynamicCache of the last of these pieces, after the text and the others."""
-    ids = torch.cat((text, *pieces), dim=1)
-    return dynamic_logits(model, ids, [x.shape[1] for x in (text, *pieces)])[:, -pieces[-1].shape[1] :]
-
-
-def step(model, cache, ids):
-    return model(ids, past_key_values=cache, use_cache=True).logits
 
 
 # ---- equal logits ----

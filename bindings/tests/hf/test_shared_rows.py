@@ -6,7 +6,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import topkv
-from small_models import dynamic_logits, logits_by_pieces, make_ids, make_model
+from small_models import (
+    after,
+    agree,
+    dynamic_logits,
+    logits_by_pieces,
+    make_ids,
+    make_model,
+    step,
+)
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import TopkCache
 from topkv.hf.mask import LazyMask
@@ -22,24 +30,10 @@ def models():
     return {family: make_model(family, CPU) for family in FAMILIES}
 
 
-def agree(found, expected):
-    assert found.shape == expected.shape
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
 def read(model, ids, **options):
     cache = TopkCache(model.config, **ALL | options)
     model(ids, past_key_values=cache, use_cache=True)
     return cache
-
-
-def after(model, *pieces):
-    ids = torch.cat(pieces, dim=1)
-    return dynamic_logits(model, ids, [x.shape[1] for x in pieces])[:, -pieces[-1].shape[1] :]
-
-
-def step(model, cache, ids, **how):
-    return model(ids, past_key_values=cache, use_cache=True, **how).logits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
