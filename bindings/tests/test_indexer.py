@@ -130,6 +130,11 @@ def test_what_an_indexer_is_can_be_read_back():
     assert (of.block, of.top, of.local_blocks, of.dtype) == (8, 16, 1, "bf16")
     assert of.completed(3, 4) == 2
     assert eval(repr(of), {"IndexerShape": topkv.IndexerShape}) == of
+    fields = "dim", "heads", "choices", "score", "tokens_per_key", "block", "top", "local_blocks", "dtype"
+    changed = 32, 8, 4, "relu", 1, 4, 8, 2, "f32"
+    for field, value in zip(fields, changed):
+        kept = {name: getattr(of, name) for name in fields}
+        assert topkv.IndexerShape(**kept) == of != topkv.IndexerShape(**kept | {field: value})
     shape = topkv.AttentionShape(2, 4, 2, 16, indexer=of, indexer_layer=[0, -1])
     assert shape.indexer == of and shape.indexer_layer == [0, -1]
     assert "indexer=IndexerShape(dim=64" in repr(shape)

@@ -150,7 +150,12 @@ struct IndexerShape {
   /// Returns the bytes of a stored index key.
   std::int64_t key_bytes() const { return vector_bytes(dtype, dim); }
 
-  bool operator==(const IndexerShape& other) const = default;
+  // Written out, as C++17, which CUDA files are compiled as, knows no defaulted one.
+  bool operator==(const IndexerShape& o) const {
+    return dim == o.dim && heads == o.heads && choices == o.choices && score == o.score &&
+           tokens_per_key == o.tokens_per_key && block == o.block && top == o.top &&
+           local_blocks == o.local_blocks && dtype == o.dtype;
+  }
 };
 
 /// The shape of a model's attention: sizes that all layers share, and what each layer attends and
