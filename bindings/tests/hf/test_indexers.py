@@ -4,6 +4,7 @@ a mask of the choice."""
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -522,6 +523,7 @@ def test_a_long_prefill_makes_no_matrix_of_scores(family):
         [sys.executable, "-W", "ignore", "-c", READ, family, str(16 * 1024)],
         capture_output=True,
         text=True,
+        cwd=Path(__file__).parent,  # where small_models is found
     )
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) < 600, f"{result.stdout} MiB"

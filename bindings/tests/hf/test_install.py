@@ -10,7 +10,6 @@ from topkv import InvalidArgument, Unsupported
 from topkv import hf
 from topkv.hf import compat
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     BloomConfig,
     DynamicCache,
@@ -227,7 +226,7 @@ def test_shards_without_processes_are_refused(device):
 
 
 UNSUPPORTED = {
-    "indexer": (AutoConfig.for_model("deepseek_v32"), "by an indexer of its own"),
+    "indexer": (LlamaConfig(index_topk=64), "by an indexer of its own"),
     "cross attention": (T5Config(), "encoder-decoder"),
     "no attention": (MambaConfig(), "every layer has a state of fixed size"),
     "attention code of its own": (BloomConfig(), "BloomAttention .* attends in its own way"),
