@@ -88,6 +88,11 @@ std::string difference_text(const PerplexityDifference& worse) {
                      worse.interval->high);
 }
 
+std::string rule_cell(const RetrievalOptions& options) {
+  const std::string rule = rule_text(options);
+  return rule.empty() ? "-" : rule;
+}
+
 std::string table(const PerplexityReport& report, std::size_t width) {
   std::vector<std::vector<std::string>> rows;
   const auto add = [&](const Perplexity& of, std::vector<std::string> row,
@@ -101,9 +106,8 @@ std::string table(const PerplexityReport& report, std::size_t width) {
   };
   add(report.dense, {"dense", "-", "-", "-", "all"}, "-");
   for (const Perplexity& of : report.settings) {
-    const std::string rule = rule_text(of.options);
     add(of,
-        {of.options.index, of.k, of.options.tail, rule.empty() ? "-" : rule,
+        {of.options.index, of.k, of.options.tail, rule_cell(of.options),
          fmt::format("{:.0f}", of.rows)},
         difference_text(difference(of, report)));
   }
@@ -120,7 +124,7 @@ std::string prediction_table(const PerplexityReport& report, std::size_t width) 
   for (const Perplexity& of : report.settings) {
     const PredictionDifference& differs = of.predictions;
     const Spread kl = spread_of(differs.kl);
-    std::vector<std::string> row = {of.options.index, of.k, of.options.tail};
+    std::vector<std::string> row = {of.options.index, of.k, of.options.tail, rule_cell(of.options)};
     for (const double figure : {kl.mean, kl.median, kl.p90, kl.p95, kl.p99, kl.most})
       row.push_back(fmt::format("{:.5f}", figure));
     row.push_back(fmt::format("{:+.3f} %", 100 * differs.mean_delta_p()));
@@ -128,11 +132,12 @@ std::string prediction_table(const PerplexityReport& report, std::size_t width) 
     row.push_back(fmt::format("{:.2f} %", 100 * differs.agreement()));
     rows.push_back(std::move(row));
   }
-  return format_table({{"index", "top k", "tail", "KL mean", "median", "90 %", "95 %", "99 %",
-                        "most", "Δp mean", "Δp RMS", "same top"},
-                       rows,
-                       {false, true, false, true, true, true, true, true, true, true, true, true}},
-                      {.width = width, .keys = 3U});
+  return format_table(
+      {{"index", "top k", "tail", "rule", "KL mean", "median", "90 %", "95 %", "99 %", "most",
+        "Δp mean", "Δp RMS", "same top"},
+       rows,
+       {false, true, false, false, true, true, true, true, true, true, true, true, true}},
+      {.width = width, .keys = 4U});
 }
 
 void print_report(const PerplexityReport& report, const PerplexityFacts& facts) {

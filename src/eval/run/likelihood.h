@@ -14,15 +14,16 @@ namespace topkv {
 /// log softmax of one token's logits, in float64.
 std::vector<double> log_probabilities(std::span<const float> logits);
 
-/// KL(from || to) of log probabilities, natural logarithm.
+/// KL(from || to) of log probabilities, natural logarithm. Not a number if one of them is none.
 template <class T>
 double divergence(const std::vector<T>& from, const std::vector<T>& to) {
   double sum = 0;
   for (std::size_t i = 0; i < from.size(); ++i) {
     const double log_p = from[i];
-    sum += std::exp(log_p) * (log_p - to[i]);
+    const double p = std::exp(log_p);
+    if (p != 0) sum += p * (log_p - to[i]);
   }
-  return std::max(0.0, sum);
+  return std::isnan(sum) ? sum : std::max(0.0, sum);
 }
 
 /// The number of the most likely token.
