@@ -237,7 +237,7 @@ void bind_session(py::module_& module) {
       "be off by more than this (see TailFigures.error).\n\n"
       "guarantee: (epsilon, delta), without a tail, on a CPU: also attend a random sample of the "
       "rows that are not retrieved, so large that |out - dense| / |dense| of a query head is above "
-      "epsilon with probability delta at most.\n\n"
+      "epsilon with probability delta at most, as the sample estimates it.\n\n"
       "select_by: \"query_head\", each has its own rows, or \"group\".\n\n"
       "dense_layers: the first n layers, recurrent ones too, attend every token.\n\n"
       "capacity: the most tokens of its own.\n\n"

@@ -89,9 +89,9 @@ struct TopK {
   std::vector<std::int64_t> resolve(std::int64_t layers) const;
 };
 
-/// A bound for the error of a query head's output that holds with a probability
-/// (RetrievalOptions::guarantee). The error is |out - dense| / |dense|, where dense is the head's
-/// attention over all rows.
+/// A bound for the error of a query head's output that holds with a probability, as a random sample
+/// estimates it (RetrievalOptions::guarantee). The error is |out - dense| / |dense|, where dense is
+/// the head's attention over all rows.
 struct Guarantee {
   double epsilon = 0.1;  ///< the largest error; above 0 and below 1
   double delta = 0.05;   ///< the probability of a larger error; above 0 and below 1
@@ -192,16 +192,16 @@ struct RetrievalOptions {
   /// arXiv:2510.05688).
   ///
   /// A query head attends sinks, window, all of the session's own tokens and the k rows that the
-  /// index finds. A random sample of all other rows stands for these, each sampled row with the
-  /// weight of several. A first sample shows how far the rows differ, and decides how many rows the
-  /// rule samples. The rule attends all rows when it needs that many.
+  /// index finds. A random sample of all other rows stands for these. It grows until the bound
+  /// holds by how far the sampled rows differ. The rule attends all rows when it needs that many.
   ///
-  /// The probability is over the samples, as the central limit theorem estimates it. It holds with
-  /// every index: a worse index costs more sampled rows. Samples depend on the position, the layer
-  /// and the query head alone. An equal step gives equal results.
+  /// The probability is over the samples, as the central limit theorem estimates it. Rows of large
+  /// weight that neither the index nor the sample finds break the bound: a worse index costs more
+  /// sampled rows, and leaves more of this risk. Samples depend on the position, the layer and the
+  /// query head alone. An equal step gives equal results.
   ///
   /// Codes are searched, not scanned. The session has no tail: "" means "none". The rule refuses
-  /// another tail, mass, error, CUDA devices and AttentionShape::chunk_len above 0.
+  /// another tail, mass, error, CUDA devices, and shapes with chunk_len or keys_are_values.
   std::optional<Guarantee> guarantee = {};
   /// First layers of any kind that attend every token, except layers with a trained indexer; >= 0.
   std::int64_t dense_layers = 0;

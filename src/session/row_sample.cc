@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "index/common/in_place_keys.h"
 #include "index/common/scratch.h"
 #include "src/core/math/dot.h"
 #include "src/core/math/random_draws.h"
 #include "src/core/math/vector_math.h"
+#include "src/core/math/weighted_sum.h"
 
 namespace topkv {
 namespace {
@@ -19,17 +19,45 @@ namespace {
 // weight are rare, and a small sample misses them.
 constexpr std::int64_t first_share = 256;
 constexpr std::int64_t least_first = 128;
-// Rows of the second sample: enough for the central limit theorem.
+// Rows of the second sample: enough for the central limit theorem. It grows by this at least, and
+// by this part of itself, so that few rounds follow each other.
 constexpr std::int64_t least_second = 32;
+constexpr std::int64_t least_growth = 8;
+constexpr std::int64_t summed_at_once = 256;
+
+double squared_length(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double of : x) sum += of * of;
+  return sum;
+}
+
+/// Sums over sampled rows, relative to exp(high).
+struct SampleSums {
+  std::int64_t count = 0;
+  double high = 0;             // the largest score
+  double weight = 0;           // of weights,
+  double squares = 0;          // of their squares,
+  double value_squares = 0;    // of the squared lengths of weighted values,
+  std::vector<double> values;  // and of weighted values
+
+  void clear(std::int64_t dim) {
+    count = 0;
+    high = weight = squares = value_squares = 0;
+    values.assign(static_cast<std::size_t>(dim), 0);
+  }
+  /// Turns the sums into sums relative to exp(shift).
+  double unit(double shift) const { return count == 0 ? 0 : std::exp(high - shift); }
+};
 
 struct SampleMemory {
-  std::vector<std::int64_t> skipped;  // known rows of the range, ascending
+  std::vector<std::int64_t> skipped;  // rows of the range that are known or sampled, ascending
   std::vector<std::int64_t> before;   // per skipped row: the rows before it that are not skipped
   std::vector<std::uint64_t> marks;
   std::vector<std::int64_t> drawn;
   std::vector<float> scores, value;
-  std::vector<double> sum, whole;
-  Partial first, known;
+  std::vector<double> whole;
+  SampleSums first, second;
+  Partial part;
 };
 
 /// The rows of a range without some of them.
@@ -61,66 +89,87 @@ class OtherRows {
   std::vector<std::int64_t>& before_;
 };
 
-double squared_length(const std::vector<double>& x) {
-  double sum = 0;
-  for (const double of : x) sum += of * of;
-  return sum;
-}
-
-/// Attends the first sample, into `out`, and returns how many of `others` other rows the second
-/// sample needs. At least `others`: all of them. known: the partial over all other rows of the
-/// query.
-double wanted_rows(const SampledQuery& of, const Guarantee& bound, PartialView known,
-                   std::int64_t others, SampleMemory& workspace, PartialView out) {
-  const auto& rows = workspace.drawn;
+/// Adds rows to the sums.
+void add_rows(const SampledQuery& of, const std::vector<std::int64_t>& rows,
+              SampleMemory& workspace, SampleSums& sums) {
   const auto count = std::ssize(rows);
-  const std::int64_t dim = out.head_dim;
   auto& scores = workspace.scores;
   scores.resize(rows.size());
   dot_gather(of.query, 1, of.rows.keys, rows.data(), count, scores.data(), count);
   scale_by(scores.data(), count, of.scale);
   if (of.softcap > 0) soft_cap(scores.data(), count, of.softcap);
   const double high = max_of(scores.data(), count);
-  double weight = 0;         // sums over the sample, relative to exp(high): of weights,
-  double squares = 0;        // of their squares,
-  double value_squares = 0;  // and of the squared lengths of weighted values
-  workspace.value.resize(static_cast<std::size_t>(dim));
-  auto& sum = workspace.sum;
-  sum.assign(static_cast<std::size_t>(dim), 0);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    widen_key(of.rows.values, rows[i], workspace.value.data());
-    const double w = std::exp(scores[i] - high);
-    double size = 0;
-    for (std::size_t d = 0; d < sum.size(); ++d) {
-      const double v = workspace.value[d];
-      sum[d] += w * v;
-      size += v * v;
-    }
-    weight += w;
-    squares += w * w;
-    value_squares += w * w * size;
+  if (sums.count == 0) sums.high = high;
+  if (high > sums.high) {
+    const double unit = sums.unit(high);
+    sums.high = high;
+    sums.weight *= unit;
+    sums.squares *= unit * unit;
+    sums.value_squares *= unit * unit;
+    for (double& of_values : sums.values) of_values *= unit;
   }
-  for (std::size_t d = 0; d < sum.size(); ++d) out.out[d] = static_cast<float>(sum[d] / weight);
-  *out.lse = static_cast<float>(high + std::log(weight));
+  exp_shifted(scores.data(), count, static_cast<float>(sums.high));
+  auto& value = workspace.value;
+  // Sums in float32 are of few rows.
+  for (std::int64_t begin = 0; begin < count; begin += summed_at_once) {
+    const std::int64_t here = std::min(summed_at_once, count - begin);
+    value.assign(sums.values.size(), 0);
+    add_weighted({of.rows.values, rows.data() + begin, here, scores.data() + begin, here, 1},
+                 value.data());
+    for (std::size_t d = 0; d < value.size(); ++d) sums.values[d] += value[d];
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const double w = scores[i];
+    sums.weight += w;
+    sums.squares += w * w;
+    sums.value_squares += w * w * dot_stored(of.rows.values, rows[i], rows[i]);
+  }
+  sums.count += count;
+}
 
-  // All rows, as far as they are known.
-  const auto n = static_cast<double>(count);
+/// Each of the rows with the weight of `stands_for` rows.
+void put_partial(const SampleSums& sums, double stands_for, PartialView out) {
+  for (std::size_t d = 0; d < sums.values.size(); ++d)
+    out.out[d] = static_cast<float>(sums.values[d] / sums.weight);
+  *out.lse = static_cast<float>(sums.high + std::log(sums.weight * stands_for));
+}
+
+/// Returns how many of `others` other rows the second sample needs, by all rows that were sampled.
+/// At least `others`: all of them. known: the partial over all other rows of the query.
+double wanted_rows(const Guarantee& bound, PartialView known, std::int64_t others,
+                   SampleMemory& workspace) {
+  const SampleSums& first = workspace.first;
+  const SampleSums& second = workspace.second;
   const auto rest = static_cast<double>(others);
-  const double top = std::max<double>(high, *known.lse);
-  const double unit = std::exp(high - top);
+  double top = std::max<double>(first.high, *known.lse);
+  if (second.count > 0) top = std::max(top, second.high);
+  const double unit = first.unit(top);
+  const double second_unit = second.unit(top);
+  // Without a second sample the first one stands for the other rows, too.
+  const auto drawn = static_cast<double>(second.count == 0 ? first.count : second.count);
+  const double each = second.count == 0 ? unit * (1 + rest / drawn) : unit;
+  const double second_each = second_unit * rest / drawn;
+  // All rows, as far as they are known.
   const double before = std::exp(*known.lse - top);
-  const double each = unit * (rest / n + 1);  // the rows for which a row of the sample stands
-  const double whole_weight = before + each * weight;
+  const double whole_weight = before + each * first.weight + second_each * second.weight;
   auto& whole = workspace.whole;
-  whole.resize(sum.size());
-  for (std::size_t d = 0; d < sum.size(); ++d) whole[d] = before * known.out[d] + each * sum[d];
-  const auto variance = [&](double squared, double square_of_sum) {
-    return unit * unit * std::max(squared - square_of_sum / n, 0.0) / (n - 1);
+  whole.resize(first.values.size());
+  double sum_square = 0;  // of the sampled rows' weighted values
+  for (std::size_t d = 0; d < whole.size(); ++d) {
+    whole[d] = before * known.out[d] + each * first.values[d] + second_each * second.values[d];
+    sum_square += std::pow(unit * first.values[d] + second_unit * second.values[d], 2);
+  }
+  const auto n = static_cast<double>(first.count + second.count);
+  const auto variance = [&](double of_first, double of_second, double square_of_sum) {
+    const double squared = unit * unit * of_first + second_unit * second_unit * of_second;
+    return std::max(squared - square_of_sum / n, 0.0) / (n - 1);
   };
-  const double weight_variance = variance(squares, weight * weight);
-  const double value_variance = variance(value_squares, squared_length(sum));
-  const double whole_square =
-      squared_length(whole) - rest * rest * value_variance * (1 / n + 1 / rest);
+  const double weight_variance =
+      variance(first.squares, second.squares,
+               std::pow(unit * first.weight + second_unit * second.weight, 2));
+  const double value_variance = variance(first.value_squares, second.value_squares, sum_square);
+  const double noise = second.count == 0 ? 1 / drawn + 1 / rest : 1 / drawn - 1 / rest;
+  const double whole_square = squared_length(whole) - rest * rest * value_variance * noise;
 
   const double z = normal_bound(bound.delta / 2);
   const double e = bound.epsilon / (2 + bound.epsilon);
@@ -142,51 +191,61 @@ double wanted_rows(const SampledQuery& of, const Guarantee& bound, PartialView k
 
 SampledRows attend_sample(const SampledQuery& of, const Guarantee& bound, PartialView known,
                           PartialView out) {
-  const Scratch<SampleMemory> workspace;
-  auto& drawn = workspace->drawn;
-  auto& skipped = workspace->skipped;
-  skipped.clear();
-  for (const std::int64_t row : of.taken) {
-    if (of.range.contains(row)) skipped.push_back(row);
-  }
-  const auto attend = [&](PartialView into) {
-    attend_rows(of.query, of.rows, drawn, of.scale, into, of.softcap);
-  };
+  const Scratch<SampleMemory> memory;
+  SampleMemory& workspace = *memory;
+  std::vector<std::int64_t>& skipped = workspace.skipped;
+  SampleSums& first = workspace.first;
+  SampleSums& second = workspace.second;
   std::fill_n(out.out, out.head_dim, 0.0F);
   *out.lse = empty_lse;
-  const OtherRows rows(of.range, skipped, workspace->before);
-  if (rows.count() == 0) return {};
-  const std::int64_t first = std::max(least_first, rows.count() / first_share);
-  if (first + least_second >= rows.count()) {
-    rows.all(drawn);
-    attend(out);
-    return {rows.count(), true};
-  }
-  RandomDraws draws(of.seed);
-  draw_distinct(draws, first, rows.count(), workspace->marks, drawn);
-  rows.to_positions(drawn);
-  const std::int64_t others = rows.count() - first;
-  const double wanted = wanted_rows(of, bound, known, others, *workspace, out);
+  const auto skip_taken = [&] {
+    skipped.clear();
+    for (const std::int64_t row : of.taken) {
+      if (of.range.contains(row)) skipped.push_back(row);
+    }
+  };
+  skip_taken();
+  const std::int64_t count = of.range.size() - std::ssize(skipped);
+  if (count == 0) return {};
 
-  const auto middle = skipped.insert(skipped.end(), drawn.begin(), drawn.end());
-  std::inplace_merge(skipped.begin(), middle, skipped.end());
-  const OtherRows left(of.range, skipped, workspace->before);
-  const bool all = !(wanted < static_cast<double>(others));
-  const std::int64_t second =
-      all ? others : std::clamp(static_cast<std::int64_t>(std::ceil(wanted)), least_second, others);
-  if (second == others) {
-    left.all(drawn);
-  } else {
-    draw_distinct(draws, second, others, workspace->marks, drawn);
+  RandomDraws draws(of.seed);
+  const auto sample = [&](std::int64_t more, SampleSums& sums) {
+    auto& drawn = workspace.drawn;
+    const OtherRows left(of.range, skipped, workspace.before);
+    draw_distinct(draws, more, left.count(), workspace.marks, drawn);
     left.to_positions(drawn);
+    add_rows(of, drawn, workspace, sums);
+    const auto middle = skipped.insert(skipped.end(), drawn.begin(), drawn.end());
+    std::inplace_merge(skipped.begin(), middle, skipped.end());
+  };
+  const std::int64_t first_rows = std::max(least_first, count / first_share);
+  const std::int64_t others = count - first_rows;
+  bool all = others <= least_second;
+  first.clear(out.head_dim);
+  second.clear(out.head_dim);
+  if (!all) sample(first_rows, first);
+  while (!all) {
+    const double wanted = std::ceil(wanted_rows(bound, known, others, workspace));
+    if (second.count > 0 && wanted <= static_cast<double>(second.count)) break;
+    all = !(wanted < static_cast<double>(others));
+    if (all) break;
+    const std::int64_t more = std::max({static_cast<std::int64_t>(wanted) - second.count,
+                                        second.count / least_growth, least_second});
+    all = second.count + more >= others;
+    if (!all) sample(more, second);
   }
-  workspace->first.reset(1, out.head_dim);
-  const PartialView sample = workspace->first.view();
-  attend(sample);
-  *sample.lse +=
-      static_cast<float>(std::log(static_cast<double>(others) / static_cast<double>(second)));
-  merge(out, sample);
-  return {first + second, second == others};
+  if (all) {
+    skip_taken();
+    OtherRows(of.range, skipped, workspace.before).all(workspace.drawn);
+    attend_rows(of.query, of.rows, workspace.drawn, of.scale, out, of.softcap);
+    return {count, true};
+  }
+  put_partial(first, 1, out);
+  workspace.part.reset(1, out.head_dim);
+  const PartialView estimate = workspace.part.view();
+  put_partial(second, static_cast<double>(others) / static_cast<double>(second.count), estimate);
+  merge(out, estimate);
+  return {first.count + second.count, false};
 }
 
 }  // namespace topkv

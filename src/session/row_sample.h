@@ -19,6 +19,9 @@
 // - The rows of the first sample, from which s and S are estimated, become known rows. The second
 //   sample is drawn from all other rows. The estimates are therefore unbiased although the first
 //   sample decides the size of the second.
+// - s and S are estimated again from both samples, and the second one grows until it is as large as
+//   they ask for. A first sample that missed the few heavy rows would make it too small. That it
+//   ends when it shows few heavy rows is a bias, which is small beside the bound.
 // - The expected square of the sampling error is taken off the estimate of |N|².
 #pragma once
 

@@ -59,6 +59,11 @@ void check_guarantee(const RetrievalOptions& options, const AttentionShape& shap
   }
   if (shape.chunk_len > 0)
     refuse("dual chunk attention", "its bound would be that of each chunk alone: leave it out");
+  if (shape.keys_are_values) {
+    refuse("keys that are values",
+           "a model drops a part of what it attends there, so that the bound would be that of "
+           "another vector: leave it out");
+  }
   if (device.is_cuda())
     refuse("a CUDA device", "the host alone samples rows: use the device cpu, or leave it out");
 }

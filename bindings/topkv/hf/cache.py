@@ -60,7 +60,7 @@ class TopkCache(CacheCalls):
         searches, also for a GPU. ``stats()`` counts how often they took more rows.
       guarantee: (epsilon, delta), on a CPU and without `tail`: a random sample of the rows that are
         not retrieved stands for them. It is so large that |out - dense| / |dense| of a query head is
-        above epsilon with probability delta at most.
+        above epsilon with probability delta at most, as the sample estimates it.
       window, sinks: tokens attended exactly, at the end and at the beginning.
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.

@@ -204,6 +204,7 @@ _CHOSEN_ROWS = {
     "k": 256,
     "mass": None,
     "error": None,
+    "guarantee": None,
     "select_by": "query_head",
     "dense_layers": 0,
     "window": 1024,
