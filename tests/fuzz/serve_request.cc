@@ -3,8 +3,10 @@
 #include <variant>
 #include <vector>
 
+#include "src/serve/request/ollama_request.h"
 #include "src/serve/request/problem.h"
 #include "src/serve/request/request.h"
+#include "src/serve/request/responses_request.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;
@@ -51,5 +53,21 @@ FUZZ_TARGET(serve_request)(const std::uint8_t* data, std::size_t size) {
         fuzz::require(serve::is_context_name(request.name), "a name that is none", request.name);
       },
       body);
+  for (const bool in_template : {false, true})
+    parse(
+        [&](std::string_view text) {
+          check(serve::parse_ollama_generate(text, [&](const serve::AnswerRequest&) {
+                  return in_template;
+                }).answer);
+        },
+        body);
+  parse(
+      [](std::string_view text) {
+        const serve::OllamaRequest request = serve::parse_ollama_chat(text);
+        if (!request.loads) check(request.answer);
+      },
+      body);
+  parse([](std::string_view text) { serve::parse_ollama_show(text); }, body);
+  parse([](std::string_view text) { check(serve::parse_responses(text).answer); }, body);
   return 0;
 }

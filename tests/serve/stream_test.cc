@@ -167,6 +167,41 @@ TEST(ServeStream, AProblemThatShowsLaterIsAnEvent) {
   EXPECT_EQ(all.find("[DONE]"), all.npos) << all;
 }
 
+TEST(ServeStream, OllamasStreamsHaveObjectsInPlaceOfComments) {
+  Served server({.status_wait = 1ms, .comment_every = 10ms});
+  std::optional<Standstill> standstill(server.service().scheduler());
+  Client client(server.port(),
+                R"({"model": "needle", "prompt": "The", "options": {"num_predict": 3}})",
+                "POST /api/generate HTTP/1.1");
+  const std::string nothing = R"("response":"","done":false})";
+  const std::string early = client.until(nothing);
+  EXPECT_EQ(early.substr(0, 15), "HTTP/1.1 200 OK") << early;
+  EXPECT_NE(early.find("Content-Type: application/x-ndjson\r\n"), early.npos) << early;
+  EXPECT_NE(early.find(nothing + "\n"), early.npos) << early;
+  standstill.reset();
+  const std::string all = client.until(R"("done":true)");
+  EXPECT_NE(all.find(R"("done":true,"done_reason":"length")"), all.npos) << all;
+  EXPECT_NE(client.until(R"("eval_count":3)").find(R"("eval_count":3)"), all.npos);
+}
+
+TEST(ServeStream, AProblemThatShowsLaterIsOllamasLastLine) {
+  Served server({.status_wait = 1ms, .comment_every = 10ms});
+  std::optional<Standstill> standstill(server.service().scheduler());
+  Client client(server.port(), R"({"model": "needle", "prompt": "The grass is"})",
+                "POST /api/generate HTTP/1.1");
+  client.until(R"("done":false)");
+  std::thread end([&] { server.service().scheduler().end_all(); });
+  Question refused = question_of(served("7281934"), 1);
+  refused.choices = 1000;  // more than the queue takes
+  while (problem_of([&] { server.service().scheduler().ask(refused); }).code() != "shutting_down")
+    std::this_thread::sleep_for(1ms);
+  standstill.reset();
+  end.join();
+  const std::string all = client.until("the end of the connection");
+  EXPECT_EQ(all.find(R"("done":true)"), all.npos) << all;
+  EXPECT_NE(all.find("\n{\"error\":\""), all.npos) << all;
+}
+
 // The arguments of a call are sent as a whole, and may be long.
 TEST(ServeStream, CommentsComeWhileACallOfAToolIsCollected) {
   const TempDirectory work;

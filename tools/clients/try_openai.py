@@ -132,6 +132,27 @@ tool = {
 refused("tools, which the model's template does not know", openai.BadRequestError, lambda: chat(QUESTION, tools=[tool]), "tool")
 same("no tools", lambda: text_of(chat(QUESTION, extra_body={"tools": [], "parallel_tool_calls": True})), expected)
 
+print("responses")
+
+
+def respond(given, **more):
+    return client.responses.create(**{"model": MODEL, "input": given, "temperature": 0, "max_output_tokens": TOKENS, **more})
+
+
+response = tried("a response", lambda: respond(QUESTION))
+if response:
+    same("its text is the chat's", response.output_text, expected)
+    fact("its usage", response.usage.total_tokens == answer.usage.total_tokens, response.usage)
+    items = [{"role": "user", "content": QUESTION}, *response.output, {"role": "user", "content": FOLLOW_UP}]
+    same("its items are sent back", lambda: respond(items).output_text, text_of(second))
+same("instructions", lambda: respond(QUESTION, instructions=brief).output_text, text_of(chat(system)))
+kinds = []
+with client.responses.stream(model=MODEL, input=QUESTION, temperature=0, max_output_tokens=TOKENS) as stream:
+    for event in stream:
+        kinds.append(event.type)
+    same("a stream", lambda: stream.get_final_response().output_text, expected)
+fact("its events", kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete"), sorted(set(kinds)))
+
 print("errors")
 too_long = refused("a prompt that is too long", openai.BadRequestError, lambda: chat(TOO_LONG), "maximum context length")
 try:
@@ -140,7 +161,10 @@ except openai.BadRequestError as problem:
     same("its code", problem.code, "context_length_exceeded")
 refused("a wrong value", openai.BadRequestError, lambda: chat(QUESTION, temperature=-1), "temperature")
 refused("a picture", openai.BadRequestError, lambda: chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}]), "content")
-refused("answers of the other API", openai.NotFoundError, lambda: client.responses.create(model=MODEL, input=QUESTION), "/v1/responses")
+refused("a response that was not kept", openai.NotFoundError, lambda: client.responses.retrieve("resp_1"), "stores no responses")
+refused("a response to go on from", openai.BadRequestError, lambda: client.responses.create(model=MODEL, input=QUESTION, previous_response_id="resp_1"), "previous_response_id")
+refused("a tool of OpenAI's", openai.BadRequestError, lambda: client.responses.create(model=MODEL, input=QUESTION, tools=[{"type": "web_search"}]), "web_search")
+refused("embeddings", openai.InternalServerError, lambda: client.embeddings.create(model=MODEL, input="a"), "embeddings")
 
 print("contexts")
 ask = " What is the colour of the lake? The lake is"

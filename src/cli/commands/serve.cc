@@ -1,4 +1,4 @@
-// `topkv serve`: a model and contexts over HTTP, as OpenAI's clients ask.
+// `topkv serve`: a model and contexts over HTTP, as clients of OpenAI's API and of Ollama's ask.
 
 #include <fmt/format.h>
 
@@ -133,6 +133,16 @@ void tell_turns(const std::string& context, std::span<const PrefillShare> shares
              attended);
 }
 
+serve::ServedWeights served_weights(const ServeFlags& flags, const Model& model,
+                                    const std::string& fingerprint) {
+  const std::filesystem::path path = flags.model.directory;
+  const DevicePlan plan = Model::plan(path, Device(), {}, {}, model.weights());
+  return {.fingerprint = fingerprint,
+          .format = std::filesystem::is_directory(path) ? "safetensors" : "gguf",
+          .quantised = plan.quantised,
+          .bytes = plan.weights_bytes};
+}
+
 int run_serve(ServeFlags flags) {
   serve::require_http();
   check_flags(flags);
@@ -179,8 +189,10 @@ int run_serve(ServeFlags flags) {
     fmt::print(stderr, "context {}: prefill {}\n", name, reading_text(attention, shares));
   };
   const std::int64_t reading_memory = reading.prefill.memory_budget;
+  const std::string own = model.fingerprint();
   serve::Service service(model, std::move(chat),
                          {.model_name = model_name(flags.model),
+                          .weights = served_weights(flags, model, own),
                           .aliases = flags.aliases,
                           .room = flags.room,
                           .kept_bytes = kept_bytes(flags),
@@ -189,7 +201,6 @@ int run_serve(ServeFlags flags) {
                           .limits = {.queue = flags.queue, .batch = flags.batch},
                           .reading = std::move(reading),
                           .on_turns = tell_turns});
-  const std::string own = model.fingerprint();
   for (const Wanted& one : wanted) {
     LoadedContext loaded =
         load_asked({.file = one.file, .mapped = flags.mapped, .memory = reading_memory}, one.info,

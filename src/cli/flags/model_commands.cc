@@ -196,12 +196,12 @@ CommandHelp serve_command() {
   const FlagGroup drafts = {"drafts", draft_flags()};
   return {
       "serve",
-      "serve contexts over HTTP to many clients of OpenAI's API",
+      "serve contexts over HTTP to clients of OpenAI's API and Ollama's",
       "-m DIR [FILE.tkv]... [--port N] [flags]",
-      "Answers requests over HTTP as OpenAI's API does; requests over one context share steps. A "
-      "request names book.tkv by \"context\": \"book\" or by \"model\": \"MODEL:book\". Ctrl-C "
-      "ends the server once running answers are complete, after 10 s at most. A second Ctrl-C ends "
-      "it at once. Routes, fields and limits: docs/reference/server.md.",
+      "Answers requests over HTTP as OpenAI's API and Ollama's do; requests over one context share "
+      "steps. A request names book.tkv by \"context\": \"book\" or by \"model\": \"MODEL:book\". "
+      "Ctrl-C ends the server once running answers are complete, after 10 s at most. A second "
+      "Ctrl-C ends it at once. Routes, fields and limits: docs/reference/server.md.",
       {model_flags(weights_of_file),
        {"server",
         {Flag("--host", value::text("an address of this machine", "ADDRESS"),

@@ -4,10 +4,21 @@
 
 namespace topkv::serve {
 
+Event together(const std::vector<Event>& events) {
+  Event all;
+  for (const Event& event : events) {
+    all.text += event.text;
+    all.logprobs.insert(all.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    all.finish += event.finish;
+  }
+  return all;
+}
+
 void Answer::begin() {
   {
     const std::lock_guard lock(mutex_);
     reading_.begun = true;
+    if (!begun_) begun_ = Clock::now();
   }
   arrived_.notify_one();
 }
@@ -26,6 +37,8 @@ void Answer::put(Event event, std::int64_t tokens) {
   {
     const std::lock_guard lock(mutex_);
     usage_.generated += tokens;
+    if (tokens > 0) last_ = Clock::now();
+    if (!first_) first_ = last_;
     if (!event.finish.empty() && running_ > 0) --running_;
     if (event.text.empty() && event.logprobs.empty() && event.finish.empty()) return;
     events_.push_back(std::move(event));
@@ -67,6 +80,17 @@ bool Answer::finished() const {
 Usage Answer::usage() const {
   const std::lock_guard lock(mutex_);
   return usage_;
+}
+
+AnswerTotals Answer::totals() const {
+  const std::lock_guard lock(mutex_);
+  const auto seconds = [](const auto& from, const auto& to) {
+    return from && to ? std::chrono::duration<double>(*to - *from).count() : 0;
+  };
+  return {.usage = usage_,
+          .times = {.waited = seconds(std::optional(asked_), begun_),
+                    .read = seconds(begun_, first_),
+                    .generated = seconds(first_, last_)}};
 }
 
 ReadingState Answer::reading() const {

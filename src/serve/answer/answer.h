@@ -39,12 +39,28 @@ struct Event {
   std::string finish = {};  ///< "stop" or "length" where it has ended
 };
 
+/// All events of an answer as one. events: in order, of one answer.
+Event together(const std::vector<Event>& events);
+
 /// Tokens that a request took.
 struct Usage {
   std::int64_t context = 0;    ///< once for each prompt
   std::int64_t prompt = 0;     ///< behind the context; of all prompts, of one answer to each
   std::int64_t kept = 0;       ///< of the prompt's, the most that a kept session had
   std::int64_t generated = 0;  ///< of all answers together
+};
+
+/// How long a request took so far, in seconds.
+struct AnswerTimes {
+  double waited = 0;     ///< until the first of its answers left the queue
+  double read = 0;       ///< from then until the first token came
+  double generated = 0;  ///< from then until the last token came
+};
+
+/// What a request took in all.
+struct AnswerTotals {
+  Usage usage = {};
+  AnswerTimes times = {};
 };
 
 /// How far the prompts of a request are read, for a client that waits.
@@ -86,9 +102,12 @@ class Answer {
   /// Whether all answers have ended and were taken.
   bool finished() const;
   Usage usage() const;
+  AnswerTotals totals() const;
   ReadingState reading() const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::deque<Event> events_;
@@ -96,6 +115,8 @@ class Answer {
   std::size_t running_;
   Usage usage_;
   ReadingState reading_;
+  const Clock::time_point asked_ = Clock::now();
+  std::optional<Clock::time_point> begun_, first_, last_;  // the queue's end; tokens
   std::atomic<bool> cancelled_ = false;
 };
 

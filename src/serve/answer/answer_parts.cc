@@ -335,4 +335,14 @@ void AnswerParts::enter(State state) {
   looked_ = 0;
 }
 
+AnswerDelta delta_of_event(AnswerParts& parts, const Event& event) {
+  AnswerDelta delta = parts.push(event.text);
+  if (event.finish.empty()) return delta;
+  AnswerDelta rest = parts.finish();
+  delta.content += rest.content;
+  delta.reasoning += rest.reasoning;
+  delta.calls.insert(delta.calls.end(), rest.calls.begin(), rest.calls.end());
+  return delta;
+}
+
 }  // namespace topkv::serve

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/serve/answer/answer.h"
 #include "src/serve/answer/answer_form.h"
 #include "src/serve/request/tool_calls.h"
 
@@ -79,5 +80,8 @@ class AnswerParts {
   bool reasoned_ = false;
   bool called_ = false;
 };
+
+/// What an event adds to an answer: with its end, also the rest of what was held back.
+AnswerDelta delta_of_event(AnswerParts& parts, const Event& event);
 
 }  // namespace topkv::serve

@@ -48,21 +48,6 @@ Json chat_token(const std::string& name, const std::string& bytes,
   return json;
 }
 
-Json chat_logprobs(const std::vector<ToldToken>& tokens) {
-  if (tokens.empty()) return nullptr;
-  Json content = Json::array();
-  for (const ToldToken& token : tokens) {
-    Json one = chat_token(token.name, token.bytes, token.logprob);
-    one["top_logprobs"] = Json::array();
-    for (const auto& other : token.top)
-      one["top_logprobs"].push_back(chat_token(other.name, other.bytes, other.logprob));
-    content.push_back(std::move(one));
-  }
-  Json json;
-  json["content"] = std::move(content);
-  return json;
-}
-
 /// An object keyed by name. Of two tokens with one name it has the likelier.
 Json best_by_name(const std::vector<ToldToken::Alternative>& best_first) {
   Json json = Json::object();
@@ -99,8 +84,23 @@ Json head(const std::string& id, const char* object, std::int64_t created,
   return json;
 }
 
-/// The name of a call, from what is unique: nine letters and digits, which is the one form that the
-/// templates of Mistral take.
+}  // namespace
+
+Json chat_logprobs(const std::vector<ToldToken>& tokens) {
+  if (tokens.empty()) return nullptr;
+  Json content = Json::array();
+  for (const ToldToken& token : tokens) {
+    Json one = chat_token(token.name, token.bytes, token.logprob);
+    one["top_logprobs"] = Json::array();
+    for (const auto& other : token.top)
+      one["top_logprobs"].push_back(chat_token(other.name, other.bytes, other.logprob));
+    content.push_back(std::move(one));
+  }
+  Json json;
+  json["content"] = std::move(content);
+  return json;
+}
+
 std::string call_id(const std::string& unique) {
   constexpr std::string_view signs = "0123456789abcdefghijklmnopqrstuvwxyz";
   std::uint64_t hash = 14695981039346656037U;  // FNV-1a
@@ -109,8 +109,6 @@ std::string call_id(const std::string& unique) {
   for (int i = 0; i < 9; ++i, hash /= signs.size()) id += signs[hash % signs.size()];
   return id;
 }
-
-}  // namespace
 
 std::string sse(const std::string& data) { return "data: " + data + "\n\n"; }
 
@@ -135,14 +133,7 @@ Responder::Responder(const AnswerRequest& request, std::string id, std::int64_t 
 }
 
 AnswerDelta Responder::delta_of(const Event& event) {
-  AnswerParts& parts = parts_.at(event.choice);
-  AnswerDelta delta = parts.push(event.text);
-  if (event.finish.empty()) return delta;
-  AnswerDelta rest = parts.finish();
-  delta.content += rest.content;
-  delta.reasoning += rest.reasoning;
-  delta.calls.insert(delta.calls.end(), rest.calls.begin(), rest.calls.end());
-  return delta;
+  return delta_of_event(parts_.at(event.choice), event);
 }
 
 std::string Responder::finish_of(const Event& event) const {

@@ -20,6 +20,13 @@ std::string sse_comment(const ReadingState& reading);
 /// The last one.
 inline const std::string sse_done = "data: [DONE]\n\n";
 
+/// The log-probabilities of tokens in a chat: {"content": [...]}, or null for no tokens.
+nlohmann::ordered_json chat_logprobs(const std::vector<ToldToken>& tokens);
+
+/// The name of a call, from what is unique: nine letters and digits, which is the one form that the
+/// templates of Mistral take.
+std::string call_id(const std::string& unique);
+
 class Responder {
  public:
   /// id: of the response, unique; created: seconds since 1970; model: what is served.

@@ -22,13 +22,44 @@ constexpr const char* paths[] = {"/",
                                  "/v1/models",
                                  "/v1/contexts",
                                  "/v1/completions",
-                                 "/v1/chat/completions"};
+                                 "/v1/chat/completions",
+                                 "/v1/responses",
+                                 "/api/version",
+                                 "/api/tags",
+                                 "/api/ps",
+                                 "/api/show",
+                                 "/api/generate",
+                                 "/api/chat"};
 constexpr std::string_view one_context = "/v1/contexts/";
 constexpr std::string_view one_model = "/v1/models/";
-constexpr const char* posts[] = {"/v1/contexts", "/v1/completions", "/v1/chat/completions"};
+constexpr std::string_view one_response = "/v1/responses/";
+constexpr const char* posts[] = {"/v1/contexts",  "/v1/completions", "/v1/chat/completions",
+                                 "/v1/responses", "/api/show",       "/api/generate",
+                                 "/api/chat"};
+
+/// Routes of other servers that clients ask for.
+struct MissingRoute {
+  std::string_view path;
+  const char* why;
+};
+constexpr const char* no_embeddings =
+    "topkv serve makes no embeddings; give the client another server for them";
+constexpr const char* one_model_only =
+    "topkv serve has the one model that it was started with, and neither gets nor changes models; "
+    "start it with topkv serve -m MODEL";
+constexpr MissingRoute missing_routes[] = {
+    {"/v1/embeddings", no_embeddings},  {"/api/embed", no_embeddings},
+    {"/api/embeddings", no_embeddings}, {"/api/pull", one_model_only},
+    {"/api/push", one_model_only},      {"/api/create", one_model_only},
+    {"/api/copy", one_model_only},      {"/api/delete", one_model_only}};
+
+const MissingRoute* missing_route(std::string_view path) {
+  const auto* const found = std::ranges::find(missing_routes, path, &MissingRoute::path);
+  return found == std::end(missing_routes) ? nullptr : found;
+}
 
 bool is_known(const std::string& path) {
-  return std::ranges::find(paths, path) != std::end(paths) ||
+  return std::ranges::find(paths, path) != std::end(paths) || missing_route(path) != nullptr ||
          (path.starts_with(one_model) && path.size() > one_model.size()) ||
          (path.starts_with(one_context) && is_context_name(path.substr(one_context.size())));
 }
@@ -39,6 +70,23 @@ bool is_json_type(std::string_view type) {
   while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.remove_suffix(1);
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
   return std::ranges::equal(type, std::string_view(json_type), {}, lower);
+}
+
+/// Whether a page in a browser may have sent it: browsers then send these headers.
+bool is_of_page(const Request& request) {
+  return request.has_header("Origin") || request.has_header("Sec-Fetch-Site");
+}
+
+/// A page of another site cannot send JSON's type. Some clients of Ollama send none, or curl's own;
+/// pages could, so these types are for requests of no page.
+void check_type(const Request& request) {
+  const std::string type = request.get_header_value("Content-Type");
+  if (is_json_type(type)) return;
+  const bool untyped = type.empty() || type == "application/x-www-form-urlencoded";
+  if (untyped && request.path.starts_with(ollama_api) && !is_of_page(request)) return;
+  throw Problem(415, fmt::format("Content-Type is \"{}\"; expected application/json (curl: add -H "
+                                 "'Content-Type: application/json')",
+                                 printable_beginning(type)));
 }
 
 Problem not_for(const Request& request) {
@@ -91,6 +139,11 @@ void check_request(const Request& request, const ServerOptions& options) {
   if (request.path.size() > most_path_bytes)
     throw Problem(414, fmt::format("the path has {} bytes; expected at most {}",
                                    request.path.size(), most_path_bytes));
+  if (request.path.starts_with(one_response))
+    throw Problem(404,
+                  "topkv serve stores no responses; POST /v1/responses has the whole response, and "
+                  "later requests have the whole conversation",
+                  {}, "response_not_found");
   if (!is_known(request.path))
     throw Problem(
         404, fmt::format("there is no {} {}; docs/reference/server.md lists the routes",
@@ -106,6 +159,8 @@ void check_request(const Request& request, const ServerOptions& options) {
         403,
         "the Host header does not name this machine; ask 127.0.0.1 or localhost, or start "
         "the server with an API key");
+  if (const MissingRoute* const missing = missing_route(request.path))
+    throw Problem(501, missing->why, {}, "not_supported");
   if (request.method != "POST") {
     const std::string length = request.get_header_value("Content-Length");
     if (request.has_header("Transfer-Encoding") || (!length.empty() && length != "0"))
@@ -114,10 +169,7 @@ void check_request(const Request& request, const ServerOptions& options) {
   }
   if (std::ranges::find(posts, request.path) == std::end(posts)) throw not_for(request);
   check_length(request);
-  const std::string type = request.get_header_value("Content-Type");
-  if (!is_json_type(type))
-    throw Problem(415, fmt::format("Content-Type is \"{}\"; expected application/json",
-                                   printable_beginning(type)));
+  check_type(request);
   if (request.has_header("Content-Encoding"))
     throw Problem(415,
                   fmt::format("Content-Encoding is \"{}\"; expected a body that is not compressed",

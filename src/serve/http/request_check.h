@@ -11,6 +11,8 @@
 namespace topkv::serve {
 
 inline constexpr const char* json_type = "application/json";
+/// What paths of Ollama's API begin with.
+inline constexpr const char* ollama_api = "/api/";
 
 /// A path's name in metrics, which have few.
 std::string label_of(const std::string& path);

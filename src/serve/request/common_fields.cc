@@ -77,11 +77,7 @@ std::optional<std::int64_t> read_max_tokens(Fields& fields, std::string_view key
   return fields.integer(key, fewest, INT64_MAX);  // --room says how many at most
 }
 
-void take_common(Fields& fields, AnswerRequest& request, std::int64_t fewest) {
-  AnswerOptions& options = request.options;
-  request.model = fields.text("model").value_or("");
-  request.context = fields.text("context").value_or("");
-  options.max_tokens = read_max_tokens(fields, "max_tokens", fewest, options);
+void take_sampling(Fields& fields, AnswerOptions& options, std::string_view repetition_penalty) {
   options.temperature = fields.number("temperature", 0, 100);
   options.top_p = fields.number("top_p", 0, 1);
   if (options.top_p == 0.0) {  // of the likeliest token alone
@@ -93,10 +89,32 @@ void take_common(Fields& fields, AnswerRequest& request, std::int64_t fewest) {
   options.min_p = fields.number("min_p", 0, 1);
   options.frequency_penalty = fields.number("frequency_penalty", -2, 2);
   options.presence_penalty = fields.number("presence_penalty", -2, 2);
-  options.repetition_penalty = fields.number("repetition_penalty", 0, 10, true);
+  options.repetition_penalty = fields.number(repetition_penalty, 0, 10, true);
+  options.stop = stops(fields);
+}
+
+void take_seed(Fields& fields, AnswerOptions& options) {
   if (const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX))
     options.seed = static_cast<std::uint64_t>(*seed);
-  options.stop = stops(fields);
+}
+
+void take_chat_logprobs(Fields& fields, AnswerOptions& options) {
+  const bool logprobs = fields.flag("logprobs").value_or(false);
+  const auto top = fields.integer("top_logprobs", 0, max_top_logprobs);
+  if (top && !logprobs)
+    throw Problem(
+        400, fmt::format("{}: top_logprobs is for requests with \"logprobs\": true", request_body),
+        "top_logprobs");
+  if (logprobs) options.logprobs = top.value_or(0);
+}
+
+void take_common(Fields& fields, AnswerRequest& request, std::int64_t fewest) {
+  AnswerOptions& options = request.options;
+  request.model = fields.text("model").value_or("");
+  request.context = fields.text("context").value_or("");
+  options.max_tokens = read_max_tokens(fields, "max_tokens", fewest, options);
+  take_sampling(fields, options, "repetition_penalty");
+  take_seed(fields, options);
   options.choices = fields.integer("n", 1, max_choices).value_or(1);
   request.stream = fields.flag("stream").value_or(false);
   if (const BodyJson* more = fields.find("stream_options")) {

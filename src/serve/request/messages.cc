@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,14 +24,6 @@ constexpr std::int64_t max_messages = 4096;
 constexpr std::size_t max_tools = 256;
 constexpr std::size_t max_variables = 64;
 
-Ordered parse_ordered(std::string_view body) {
-  try {
-    return parse_ordered_json(body, request_body);
-  } catch (const FileError& error) {
-    throw Problem(400, error.what(), {}, "invalid_json");
-  }
-}
-
 std::string text_of_content(const BodyJson& content, const std::string& name) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array())
@@ -50,27 +43,8 @@ std::string text_of_content(const BodyJson& content, const std::string& name) {
   return text;
 }
 
-/// Arguments as clients send them, the text of a JSON object; templates want the object.
-Ordered arguments_of_call(const BodyJson& given, const Ordered& ordered, const std::string& name) {
-  if (given.is_object()) return ordered;
-  if (given.is_string()) {
-    const auto& text = given.get_ref<const std::string&>();
-    if (text.empty()) return Ordered::object();  // of a function without parameters
-    try {
-      Ordered object = parse_ordered_json(text, name);
-      if (object.is_object()) return object;
-    } catch (const FileError&) {
-      // Refused below.
-    }
-  }
-  throw Problem(400,
-                fmt::format("{}: {} is {}; expected the text of a JSON object", request_body, name,
-                            shown(given)),
-                name);
-}
-
 Ordered calls_of(Fields& message, const BodyJson& calls, const Ordered& ordered,
-                 const std::string& of) {
+                 const std::string& of, MessageForm form) {
   if (!calls.is_array() || calls.size() > max_tools)
     message.refuse("tool_calls", calls, fmt::format("a list of up to {} calls", max_tools));
   Ordered list = Ordered::array();
@@ -84,6 +58,7 @@ Ordered calls_of(Fields& message, const BodyJson& calls, const Ordered& ordered,
     if (function == nullptr)
       throw Problem(400, fmt::format("{}: {}.function is missing", request_body, name), name);
     Fields called(*function, name + ".function");
+    if (form == MessageForm::ollama) called.find("index");
     Ordered made;
     if (id) made["id"] = *id;
     made["type"] = "function";
@@ -101,33 +76,43 @@ Ordered calls_of(Fields& message, const BodyJson& calls, const Ordered& ordered,
 }
 
 /// ordered: null where no message has tool calls.
-ChatMessage message_of(const BodyJson& given, const Ordered* ordered, const std::string& name) {
+ChatMessage message_of(const BodyJson& given, const Ordered* ordered, const std::string& name,
+                       MessageForm form) {
+  const bool ollama = form == MessageForm::ollama;
   Fields fields(given, name);
   ChatMessage message;
   Ordered more = Ordered::object();
   message.role = fields.needed_text("role");
   for (const char* key : {"name", "tool_call_id"})
     if (const std::optional<std::string> text = fields.text(key)) more[key] = *text;
-  std::optional<std::string> reasoning = fields.text("reasoning_content");
-  if (const std::optional<std::string> other = fields.text("reasoning"); !reasoning)
-    reasoning = other;
+  std::optional<std::string> reasoning = fields.text(ollama ? "thinking" : "reasoning_content");
+  if (ollama) {
+    std::ranges::transform(message.role, message.role.begin(),
+                           [](unsigned char c) { return std::tolower(c); });
+    if (const std::optional<std::string> tool = fields.text("tool_name")) more["name"] = *tool;
+    fields.only("images", {BodyJson::array()});
+  } else {
+    if (const std::optional<std::string> other = fields.text("reasoning"); !reasoning)
+      reasoning = other;
+    fields.find("annotations");
+    fields.find("cache_control");
+    fields.only("refusal", {""});
+    fields.only("function_call", {nullptr});
+    fields.only("audio", {nullptr});
+  }
   if (reasoning && !reasoning->empty())
     for (const char* key : {"reasoning_content", "thinking"})  // templates have either name
       more[key] = *reasoning;
   const BodyJson* calls = fields.find("tool_calls");
   const bool has_calls = calls != nullptr && !(calls->is_array() && calls->empty());
-  if (has_calls) more["tool_calls"] = calls_of(fields, *calls, (*ordered)["tool_calls"], name);
+  if (has_calls)
+    more["tool_calls"] = calls_of(fields, *calls, (*ordered)["tool_calls"], name, form);
   const BodyJson* content = fields.find("content");
   if (content != nullptr)
     message.content = text_of_content(*content, name + ".content");
-  else if (!has_calls)
+  else if (!has_calls && !ollama)
     throw Problem(400, fmt::format("{}: {}.content is missing", request_body, name),
                   name + ".content");
-  fields.find("annotations");
-  fields.find("cache_control");
-  fields.only("refusal", {""});
-  fields.only("function_call", {nullptr});
-  fields.only("audio", {nullptr});
   fields.done();
   if (!more.empty()) message.fields = json_text(more);
   return message;
@@ -157,27 +142,70 @@ Tools tools_of(Fields& fields, const BodyJson& tools, const Ordered& ordered) {
   return list;
 }
 
-}  // namespace
-
-void take_conversation(Fields& fields, std::string_view body, AnswerRequest& request) {
-  const BodyJson* messages = fields.find("messages");
-  if (messages == nullptr)
-    throw Problem(400, fmt::format("{}: messages is missing", request_body), "messages");
-  if (!messages->is_array() || messages->empty() || std::ssize(*messages) > max_messages)
-    fields.refuse("messages", *messages, fmt::format("1 to {} messages", max_messages));
-  const BodyJson* tools = fields.find("tools");
-  const BodyJson* variables = fields.find("chat_template_kwargs");
+/// The body with the order of its keys, where something of it is written out again.
+std::optional<Ordered> ordered_body(std::string_view body, const BodyJson* messages,
+                                    const BodyJson* tools, const BodyJson* variables) {
   const auto calls = [](const BodyJson& message) {
     return message.is_object() && message.contains("tool_calls");
   };
-  // In the order of the text only where that is written out again.
-  std::optional<Ordered> ordered;
-  if (tools != nullptr || variables != nullptr || std::ranges::any_of(*messages, calls))
-    ordered = parse_ordered(body);
-  for (std::size_t i = 0; i < messages->size(); ++i)
-    request.messages.push_back(message_of((*messages)[i],
+  if (tools == nullptr && variables == nullptr &&
+      (messages == nullptr || std::ranges::none_of(*messages, calls)))
+    return {};
+  return parse_ordered_body(body);
+}
+
+void take_messages(const BodyJson& messages, const std::optional<Ordered>& ordered,
+                   MessageForm form, AnswerRequest& request) {
+  for (std::size_t i = 0; i < messages.size(); ++i)
+    request.messages.push_back(message_of(messages[i],
                                           ordered ? &(*ordered)["messages"][i] : nullptr,
-                                          fmt::format("messages[{}]", i)));
+                                          fmt::format("messages[{}]", i), form));
+}
+
+const BodyJson* messages_in(Fields& fields, std::int64_t fewest) {
+  const BodyJson* messages = fields.find("messages");
+  if (messages != nullptr && (!messages->is_array() || std::ssize(*messages) < fewest ||
+                              std::ssize(*messages) > max_messages))
+    fields.refuse("messages", *messages, fmt::format("{} to {} messages", fewest, max_messages));
+  return messages;
+}
+
+}  // namespace
+
+Ordered parse_ordered_body(std::string_view body) {
+  try {
+    return parse_ordered_json(body, request_body);
+  } catch (const FileError& error) {
+    throw Problem(400, error.what(), {}, "invalid_json");
+  }
+}
+
+Ordered arguments_of_call(const BodyJson& given, const Ordered& ordered, const std::string& name) {
+  if (given.is_object()) return ordered;
+  if (given.is_string()) {
+    const auto& text = given.get_ref<const std::string&>();
+    if (text.empty()) return Ordered::object();  // of a function without parameters
+    try {
+      Ordered object = parse_ordered_json(text, name);
+      if (object.is_object()) return object;
+    } catch (const FileError&) {
+      // Refused below.
+    }
+  }
+  throw Problem(400,
+                fmt::format("{}: {} is {}; expected the text of a JSON object", request_body, name,
+                            shown(given)),
+                name);
+}
+
+void take_conversation(Fields& fields, std::string_view body, AnswerRequest& request) {
+  const BodyJson* messages = messages_in(fields, 1);
+  if (messages == nullptr)
+    throw Problem(400, fmt::format("{}: messages is missing", request_body), "messages");
+  const BodyJson* tools = fields.find("tools");
+  const BodyJson* variables = fields.find("chat_template_kwargs");
+  std::optional<Ordered> ordered = ordered_body(body, messages, tools, variables);
+  take_messages(*messages, ordered, MessageForm::openai, request);
 
   Ordered seen = Ordered::object();
   if (variables != nullptr) {
@@ -207,6 +235,16 @@ void take_conversation(Fields& fields, std::string_view body, AnswerRequest& req
   }
   request.one_call = !fields.flag("parallel_tool_calls").value_or(true);
   if (!seen.empty()) request.variables = json_text(seen);
+}
+
+void take_ollama_conversation(Fields& fields, std::string_view body, AnswerRequest& request) {
+  const BodyJson* messages = messages_in(fields, 0);
+  const BodyJson* tools = fields.find("tools");
+  std::optional<Ordered> ordered = ordered_body(body, messages, tools, nullptr);
+  if (messages != nullptr) take_messages(*messages, ordered, MessageForm::ollama, request);
+  if (tools == nullptr) return;
+  request.tools = tools_of(fields, *tools, (*ordered)["tools"]);
+  if (!request.tools.empty()) request.variables = json_text({{"tools", request.tools}});
 }
 
 }  // namespace topkv::serve

@@ -59,4 +59,9 @@ std::string error_body(const Problem& problem) {
   return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+std::string ollama_error_body(const Problem& problem) {
+  const nlohmann::ordered_json body = {{"error", problem.message()}};
+  return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace topkv::serve

@@ -1,4 +1,4 @@
-// What a request is refused with: an HTTP status and an error in OpenAI's form.
+// What a request is refused with: an HTTP status and an error in the form of the request's API.
 #pragma once
 
 #include <exception>
@@ -35,7 +35,9 @@ class Problem : public std::exception {
 /// called in a handler.
 Problem current_problem();
 
-/// {"error": {"message", "type", "param", "code"}}
+/// OpenAI's form: {"error": {"message", "type", "param", "code"}}
 std::string error_body(const Problem& problem);
+/// Ollama's form: {"error": message}
+std::string ollama_error_body(const Problem& problem);
 
 }  // namespace topkv::serve

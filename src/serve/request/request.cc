@@ -35,13 +35,7 @@ AnswerRequest parse_chat(std::string_view body) {
     request.options.max_tokens = most;
   }
   take_conversation(fields, body, request);
-  const bool logprobs = fields.flag("logprobs").value_or(false);
-  const auto top = fields.integer("top_logprobs", 0, max_top_logprobs);
-  if (top && !logprobs)
-    throw Problem(
-        400, fmt::format("{}: top_logprobs is for requests with \"logprobs\": true", request_body),
-        "top_logprobs");
-  if (logprobs) request.options.logprobs = top.value_or(0);
+  take_chat_logprobs(fields, request.options);
   fields.only("response_format", {BodyJson{{"type", "text"}}});
   fields.only("modalities", {BodyJson::array({"text"})});
   fields.done();

@@ -50,10 +50,20 @@ struct AnswerOptions {
   std::vector<TokenBias> logit_bias;     ///< ids from 0 on, each once; numbers from -100 to 100
 };
 
+/// How an answer in a chat thinks before it answers.
+enum class Thinking : std::uint8_t {
+  by_template,  ///< as the chat template has it
+  off,
+  on,
+  low,     ///< on, with this effort where the template knows efforts
+  medium,  ///< likewise
+  high,    ///< likewise
+};
+
 /// A text, or its tokens.
 using Prompt = std::variant<std::string, std::vector<Token>>;
 
-/// POST /v1/completions or /v1/chat/completions.
+/// A request for answers, of any API.
 struct AnswerRequest {
   bool chat = false;
   std::string model;            ///< empty: the one that is served
@@ -64,6 +74,7 @@ struct AnswerRequest {
   std::string variables;         ///< of the chat template, JSON; tools among them
   Tools tools = Tools::array();  ///< that may be called
   bool one_call = false;         ///< calls behind the first are left out
+  Thinking thinking = Thinking::by_template;
   AnswerOptions options;
   bool stream = false;
   bool stream_usage = false;  ///< "stream_options": {"include_usage": true}

@@ -118,6 +118,11 @@ std::shared_ptr<const ServedContext> Contexts::find(const std::string& name) con
       "context", "context_not_ready");
 }
 
+bool Contexts::has(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return entries_.contains(name);
+}
+
 std::vector<ContextInfo> Contexts::list() const {
   const std::lock_guard lock(mutex_);
   std::vector<ContextInfo> all;

@@ -74,6 +74,7 @@ class Contexts {
   /// For answers over it. Throws Problem: 404 for none of the name, 409 where it is not ready.
   std::shared_ptr<const ServedContext> find(const std::string& name) const;
 
+  bool has(const std::string& name) const;
   std::vector<ContextInfo> list() const;
   /// Throws Problem 404.
   ContextInfo info(const std::string& name) const;

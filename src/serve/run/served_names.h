@@ -9,6 +9,10 @@
 
 namespace topkv::serve {
 
+/// What Ollama's clients put behind a name without a tag. It stands for the name itself, unless a
+/// context is named so.
+inline constexpr const char* latest_tag = "latest";
+
 /// What a name stands for.
 struct NamedModel {
   std::string context;  ///< a name, which may be nobody's; empty: none

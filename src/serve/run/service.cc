@@ -103,6 +103,14 @@ Problem Service::no_model(const std::string& name) const {
           "model", "model_not_found"};
 }
 
+std::string Service::context_named(const std::string& model) const {
+  const std::optional<NamedModel> named = names_.find(model);
+  if (!named) throw no_model(model);
+  // Ollama's clients put it behind names that have no tag.
+  if (named->context == latest_tag && !contexts_.has(latest_tag)) return {};
+  return named->context;
+}
+
 void Service::remove_context(const std::string& name) {
   contexts_.remove(name);
   memory_.kept.give_up_unserved();
@@ -123,11 +131,10 @@ std::string Service::models() const {
 
 std::string Service::one_model(const std::string& name) const {
   const ModelFacts facts = {started_, chat_.has_value(), options_.room, model_.config().reach()};
-  const std::optional<NamedModel> named = names_.find(name);
-  if (!named) throw no_model(name);
-  if (named->context.empty()) return body_of(model_json(name, facts, nullptr));
-  const ContextInfo info = contexts_.info(named->context);
-  contexts_.find(named->context);  // throws Problem unless it is ready
+  const std::string context = context_named(name);
+  if (context.empty()) return body_of(model_json(name, facts, nullptr));
+  const ContextInfo info = contexts_.info(context);
+  contexts_.find(context);  // throws Problem unless it is ready
   return body_of(model_json(name, facts, &info));
 }
 

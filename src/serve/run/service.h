@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,8 +22,17 @@
 
 namespace topkv::serve {
 
+/// What is told of a model's weights.
+struct ServedWeights {
+  std::string fingerprint = {};  ///< Model::fingerprint
+  std::string format = {};       ///< "gguf" or "safetensors"
+  std::string quantised = {};    ///< DevicePlan::quantised
+  std::int64_t bytes = 0;        ///< DevicePlan::weights_bytes
+};
+
 struct ServiceOptions {
   std::string model_name;
+  ServedWeights weights = {};
   std::vector<std::string> aliases = {};  ///< other names of the model
   std::int64_t room = 16384;              ///< tokens of a prompt and its answer at most
   /// Host memory for sessions of ended answers, for prompts that go on from them; 0: none are kept.
@@ -58,6 +68,10 @@ class Service {
   /// Throws Problem.
   Accepted answer(const AnswerRequest& request);
 
+  /// Whether a request that is neither is answered in the chat template, by its model and context.
+  /// Throws Problem.
+  bool in_template(const AnswerRequest& request) const;
+
   /// As Contexts::remove; sessions that are kept over the context go with it.
   void remove_context(const std::string& name);
 
@@ -68,9 +82,17 @@ class Service {
   std::string all_contexts() const;
   std::string one_context(const std::string& name) const;
   std::string metrics_text() const;
+  // Likewise in Ollama's form.
+  std::string ollama_models() const;
+  std::string ollama_running() const;
+  /// Throws Problem 404.
+  std::string ollama_model(const std::string& name) const;
 
  private:
   Problem no_model(const std::string& name) const;
+  /// The context that a name of the model names; empty: none. Throws Problem 404.
+  std::string context_named(const std::string& model) const;
+  nlohmann::ordered_json ollama_entry(const std::string& name) const;
   /// The name of the context that a request is answered over; empty: none. Throws Problem.
   std::string context_of(const AnswerRequest& request) const;
   GenerateOptions options_of(const AnswerRequest& request, const ServedContext& context) const;

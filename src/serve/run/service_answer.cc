@@ -10,6 +10,7 @@
 #include "src/serve/request/problem.h"
 #include "src/serve/run/prompt_boundary.h"
 #include "src/serve/run/service.h"
+#include "src/serve/run/thinking.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {
@@ -71,16 +72,20 @@ void check_logprobs(const AnswerRequest& request, const std::vector<Question>& q
 
 std::string Service::context_of(const AnswerRequest& request) const {
   if (request.model.empty()) return request.context;
-  const std::optional<NamedModel> named = names_.find(request.model);
-  if (!named) throw no_model(request.model);
-  if (named->context.empty()) return request.context;
-  if (!request.context.empty() && request.context != named->context)
+  const std::string named = context_named(request.model);
+  if (named.empty()) return request.context;
+  if (!request.context.empty() && request.context != named)
     throw Problem(
         400,
         fmt::format("model names the context \"{}\", and context is \"{}\"; give only one of them",
-                    named->context, printable_beginning(request.context)),
+                    named, printable_beginning(request.context)),
         "context");
-  return named->context;
+  return named;
+}
+
+bool Service::in_template(const AnswerRequest& request) const {
+  const std::string name = context_of(request);
+  return name.empty() ? chat_.has_value() : contexts_.find(name)->end.chat;
 }
 
 GenerateOptions Service::options_of(const AnswerRequest& request,
@@ -118,8 +123,9 @@ std::vector<Token> Service::tokens_of_chat(const AnswerRequest& request,
   if (!chat_)
     throw Problem(400, "the model has no chat template; use POST /v1/completions", "messages",
                   "no_chat_template");
+  const std::string variables = variables_with_thinking(request, chat_->source(), form_);
   if (context.name.empty())
-    return tokenizer.encode(chat_->render(request.messages, true, request.variables));
+    return tokenizer.encode(chat_->render(request.messages, true, variables));
   if (!context.end.chat)
     throw Problem(
         400,
@@ -127,8 +133,7 @@ std::vector<Token> Service::tokens_of_chat(const AnswerRequest& request,
                     "chats read it in the chat template: topkv prefill --chat, or \"chat\": true",
                     context.name),
         "context", "not_a_chat");
-  return tokens_of_conversation(tokenizer, context.end, *chat_, request.messages,
-                                request.variables);
+  return tokens_of_conversation(tokenizer, context.end, *chat_, request.messages, variables);
 }
 
 void Service::check_plain(const ServedContext& context) const {
