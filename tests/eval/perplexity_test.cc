@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -129,6 +130,16 @@ TEST(PerplexityDifference, IsPairedPieceByPiece) {
   one.pieces = 1;
   EXPECT_DOUBLE_EQ(difference(one.settings[0], one).mean, 0.5);
   EXPECT_FALSE(difference(one.settings[0], one).interval);
+}
+
+TEST(Likelihood, DivergenceOfWhatIsNoNumberIsNone) {
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  const double never = -std::numeric_limits<double>::infinity();
+  const std::vector<double> even = {std::log(0.5), std::log(0.5)};
+  EXPECT_TRUE(std::isnan(divergence<double>(even, {none, none})));
+  EXPECT_TRUE(std::isnan(divergence<double>({none, none}, even)));
+  EXPECT_EQ(divergence(even, even), 0);
+  EXPECT_NEAR(divergence<double>({0, never}, even), std::log(2), 1e-12);
 }
 
 TEST(PerplexitySpread, InterpolatesBetweenNeighbours) {

@@ -235,6 +235,11 @@ TEST(SessionGuarantee, OptionsThatDoNotGoTogetherAreRefused) {
   EXPECT_NE(said([](auto&) {}, ContextBuilder(chunks, {.capacity = 1}).freeze())
                 .find("guarantee does not go with dual chunk attention"),
             std::string::npos);
+  AttentionShape latents = guarantee_shape;
+  latents.keys_are_values = true;
+  EXPECT_NE(said([](auto&) {}, ContextBuilder(latents, {.capacity = 1}).freeze())
+                .find("guarantee does not go with keys that are values"),
+            std::string::npos);
 }
 
 TEST(SessionGuarantee, IsRefusedOnCuda) {

@@ -129,6 +129,36 @@ TEST(RowSample, CoversAsOftenAsItSays) {
   }
 }
 
+/// Few rows hold half of the weight, have other values than the rest, and are mostly not known. A
+/// first sample of 128 rows seldom has one of them.
+TEST(RowSample, GrowsWhereTheFirstSampleMissesHeavyRows) {
+  constexpr std::int64_t trials = 60;
+  constexpr std::int64_t count = 20000;
+  constexpr std::int64_t known = 16;
+  std::vector<float> scores = normal_scores(count, 7, 0.2F);
+  std::vector<std::int64_t> heavy(known);
+  std::iota(heavy.begin(), heavy.end(), 0);
+  for (std::int64_t i = 1; i <= 44; ++i) heavy.push_back(i * 450);
+  for (const std::int64_t row : heavy) scores[static_cast<std::size_t>(row)] += 6.2F;
+  ScoredRows rows(scores, 8, 2);
+  for (const std::int64_t row : heavy) {
+    for (std::int64_t d = 0; d < sample_dim; ++d)
+      rows.values[static_cast<std::size_t>(row * sample_dim + d)] *= -3;
+  }
+  SampleCase one(rows, known);
+  const SampleSums dense = sample_sums(one.rows, 0, count);
+  std::int64_t off = 0;
+  Partial out;
+  for (std::int64_t seed = 0; seed < trials; ++seed) {
+    one.sample({0.1, 0.05}, static_cast<std::uint64_t>(seed), out);
+    SampleSums got;
+    got.add(one.partial.view());
+    got.add(out.view());
+    off += got.error(dense) > 0.1 ? 1 : 0;
+  }
+  EXPECT_LE(static_cast<double>(off), trials * 0.05 + 4 * std::sqrt(trials * 0.05 * 0.95));
+}
+
 TEST(RowSample, SumsAreUnbiased) {
   constexpr std::int64_t trials = 2000;
   constexpr std::int64_t count = 6000;
