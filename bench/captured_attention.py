@@ -1,7 +1,9 @@
 """Queries, keys and values of a model's full attention over a text, as attention sees them, for
 measurements of single query heads. transformers runs the model in float32.
 
-    for one in captured("models/needle-14m", text, tokens=16384, queries=32):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, queries=32)
+    for one in layers_of(parser.parse_args()):
         one.keys        # [kv_heads, tokens, head_dim], one object for each layer of full attention
 """
 
@@ -22,6 +24,23 @@ class Layer:
     keys: np.ndarray  # [kv_heads, all tokens, head_dim]
     values: np.ndarray  # the same shape
     scale: float
+
+
+def add_arguments(parser, queries):
+    """Adds the arguments of layers_of and of sessions over its rows. queries: the default of --queries."""
+    parser.add_argument("-m", "--model", default="models/needle-14m", help="a folder or a GGUF file")
+    parser.add_argument("-c", "--tokens", type=int, default=16000)
+    parser.add_argument("--skip", type=int, default=0, help="tokens of the text to leave out at its begin")
+    parser.add_argument("--queries", type=int, default=queries, help="last tokens, which attend")
+    parser.add_argument("--layers", type=int, default=1, help="take each n-th layer")
+    parser.add_argument("-k", type=int, default=64)
+    parser.add_argument("--window", type=int, default=1024)
+    parser.add_argument("files", nargs="+")
+
+
+def layers_of(given):
+    """Returns the Layers of the model and the text that these arguments name."""
+    return captured(given.model, text_of(given.files), given.tokens, given.queries, given.skip)
 
 
 def text_of(files):

@@ -149,22 +149,14 @@ def reported(layer, given):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", default="models/needle-14m", help="a folder or a GGUF file")
-    parser.add_argument("-c", "--tokens", type=int, default=16000)
-    parser.add_argument("--skip", type=int, default=0, help="tokens of the text to leave out at its begin")
-    parser.add_argument("--queries", type=int, default=16, help="last tokens, which attend")
-    parser.add_argument("--every", type=int, default=8, help="take each n-th of them for the parts")
-    parser.add_argument("--layers", type=int, default=1, help="take each n-th layer")
+    captured_attention.add_arguments(parser, queries=16)
+    parser.add_argument("--every", type=int, default=8, help="take each n-th query for the parts")
     parser.add_argument("--join", action="store_true", help="join heads of two layers to heads of twice the dims")
     parser.add_argument("--keys", type=int, default=16, help="bytes of a key's code")
     parser.add_argument("--values", type=int, default=8, help="bytes of a value's code")
-    parser.add_argument("-k", type=int, default=64)
-    parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("files", nargs="+")
     given = parser.parse_args()
 
-    text = captured_attention.text_of(given.files)
-    layers = captured_attention.captured(given.model, text, given.tokens, given.queries, given.skip)
+    layers = captured_attention.layers_of(given)
     measure(captured_attention.joined(layers) if given.join else layers, given)
 
 

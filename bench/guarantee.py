@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """How often a session's guarantee (epsilon, delta) holds for single query heads, and the rows that it
-costs beside a fixed k with an equal mean error and no tail.
+costs. Beside it: the errors of a fixed k without a tail, for the same mean number of rows and for
+each k of --fixed.
 
 A pair is a token and a query head of a layer with full attention. Its error is
 |out - dense| / |dense|, with dense attention in float64 over the same rows. transformers runs the
@@ -71,20 +72,13 @@ def line(name, found, rows, epsilon, all_rows=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", default="models/needle-14m", help="a folder or a GGUF file")
-    parser.add_argument("-c", "--tokens", type=int, default=16000)
-    parser.add_argument("--skip", type=int, default=0, help="tokens of the text to leave out at its begin")
-    parser.add_argument("--queries", type=int, default=32, help="last tokens, which attend")
+    captured_attention.add_arguments(parser, queries=32)
     parser.add_argument("--guarantee", default="0.1,0.05;0.05,0.05;0.2,0.1")
+    parser.add_argument("--fixed", default="64", help="further fixed k, such as 64;512")
     parser.add_argument("--index", default="exact")
-    parser.add_argument("-k", type=int, default=64)
-    parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("files", nargs="+")
     given = parser.parse_args()
 
-    text = captured_attention.text_of(given.files)
-    layers = captured_attention.captured(given.model, text, given.tokens, given.queries, given.skip)
-    measure(layers, given)
+    measure(captured_attention.layers_of(given)[:: given.layers], given)
 
 
 def measure(layers, given):
@@ -96,18 +90,15 @@ def measure(layers, given):
     pairs = sum(layer.queries.shape[0] * layer.queries.shape[1] for layer in layers)
     heads = layers[0].queries.shape[1]
     print(f"{given.model}: {context.tokens} tokens, {len(layers)} layers, {pairs} pairs, index {given.index}")
+    options = {"index": given.index, "window": given.window}
     for text in given.guarantee.split(";"):
         epsilon, delta = map(float, text.split(","))
-        options = {"index": given.index, "window": given.window}
         found, stats = errors(layers, wanted, context, k=given.k, guarantee=(epsilon, delta), **options)
-        line(f"guarantee {text}, k {given.k}", found, stats.rows_per_head(heads), epsilon, stats.went_dense / pairs)
-        k = given.k
-        while True:
+        rows = stats.rows_per_head(heads)
+        line(f"guarantee {text}, k {given.k}", found, rows, epsilon, stats.went_dense / pairs)
+        for k in (round(rows), *map(int, given.fixed.split(";"))):
             fixed, stats = errors(layers, wanted, context, k=k, tail="none", **options)
-            if fixed.mean() <= found.mean() or k >= context.tokens:
-                break
-            k *= 2
-        line(f"fixed k {k}", fixed, stats.rows_per_head(heads), epsilon)
+            line(f"fixed k {k}", fixed, stats.rows_per_head(heads), epsilon)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ EXAMPLES = REPOSITORY / "examples" / "python"
 BENCH = REPOSITORY / "bench"
 
 
-def run(script, *arguments) -> str:
+def run(script, *arguments, device=("--device", "cpu")) -> str:
     done = subprocess.run(
-        [sys.executable, str(script), "--device", "cpu", *arguments],
+        [sys.executable, str(script), *device, *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,
         text=True,
@@ -69,3 +69,15 @@ def test_bench_gives_each_cache_a_process_and_says_what_the_weights_are(needle_1
     assert all(r["tokens_per_second"] > 0 and r["host_peak"] > 0 for r in results)
     (weights,) = {r["weights"] for r in results}
     assert weights.startswith(("int4", "nf4", "bf16 (for int4: pip install torchao)"))
+
+
+def test_bench_measures_how_often_a_guarantee_holds(needle_14m):
+    text = str(REPOSITORY / "docs" / "reference" / "models.md")
+    what = ("-m", str(needle_14m), "-c", "1200", "--queries", "2", "--window", "128")
+    out = run(BENCH / "guarantee.py", *what, "--guarantee", "0.1,0.05", text, device=())
+    heading, guaranteed, equal_rows, fixed = out.splitlines()
+    assert "1198 tokens, 8 layers, 96 pairs" in heading
+    within = [float(line.split("within 0.1: ")[1].split()[0]) for line in (guaranteed, equal_rows)]
+    assert within[0] >= 95
+    rows = [int(line.split(" rows")[0].split()[-1]) for line in (guaranteed, equal_rows, fixed)]
+    assert abs(rows[0] - rows[1]) <= 1 and rows[2] == 64 < rows[0]
