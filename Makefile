@@ -12,7 +12,7 @@ topkv := build/release/src/cli/topkv
 # A process per core, each with one thread of PyTorch's: the models of the tests are small.
 pytest := OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist loadfile
 # Tests of topkv.hf that run whole programs take most of the time. They run with the newest transformers alone.
-slow_hf_tests := scripts distributed eval picture_examples
+slow_hf_tests := scripts distributed eval picture_examples sequence_shards
 # With a GPU here, CUDA code is compiled for this GPU alone, which is quicker. A bundle is for all GPUs.
 gpu_arch_flag := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
 # Targets that run a program here leave CUDA out if there is no GPU: compiling it for all GPUs takes most of an hour.
@@ -33,7 +33,7 @@ help:
 	@echo 'make check-gpu the tests that need a GPU; reported as skipped where there is none'
 	@echo 'make check-python  install the Python package into a fresh environment and run its tests,'
 	@echo '               those of topkv.hf with the newest and the lowest transformers'
-	@echo '               (PYTHON_EXTRAS=test leaves PyTorch, transformers and matplotlib out)'
+	@echo '               (PYTHON_EXTRAS=test leaves PyTorch, transformers and matplotlib out; test,ray tests Ray Serve)'
 	@echo 'make check-real    run the commands over two GGUF files from PyPI, and compare with transformers'
 	@echo 'make check-smollm2 the smaller of the two, compared with answers of transformers that are stored'
 	@echo 'make build     build the library and the command, $(topkv)'

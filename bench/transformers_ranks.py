@@ -6,6 +6,8 @@
 
 Reads a text with ten facts, asks for each in a session of its own, and prints per rank the rows it
 holds, its memory, and times. --expect: the tokens must be those that one process saved.
+--interface: counts the bytes that a network interface of this host sends for a token. A token counts
+if it is fed while a question is asked: the question's tokens, and the answer's without the last.
 Tensor parallelism needs accelerate.
 """
 
@@ -45,6 +47,13 @@ def load(args, device: torch.device):
     return AutoModelForCausalLM.from_pretrained(args.model, **kwargs).to(device).eval()
 
 
+def bytes_sent(interface: str | None) -> int:
+    """By all programs of this host, since it started."""
+    if interface is None:
+        return 0
+    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+
+
 def run(args, device: torch.device) -> dict:
     tokenizer = load_tokenizer(args.model)
     model = load(args, device)
@@ -57,6 +66,7 @@ def run(args, device: torch.device) -> dict:
         k=args.k,
         window=args.window,
         max_cache_len=len(text),
+        prefill=args.prefill,
         shard="sequence" if args.how == "sequence" else None,
     )
     start = time.perf_counter()
@@ -66,12 +76,13 @@ def run(args, device: torch.device) -> dict:
     wait(device)
     prefill = time.perf_counter() - start
     cache.freeze()
-    answers, times, found = [], [], 0
+    answers, times, found, sent, cpu = [], [], 0, [], []
     session_bytes = 0
     for needle in needles:
         question = tokenizer.encode(needle.question, add_special_tokens=False)
         asked = torch.tensor([text + question], device=device)
         clock, session = Clock(), cache.session()
+        before = bytes_sent(args.interface), time.process_time()
         out = model.generate(
             asked,
             past_key_values=session,
@@ -79,6 +90,9 @@ def run(args, device: torch.device) -> dict:
             do_sample=False,
             stopping_criteria=[clock],
         )
+        fed = out.shape[1] - len(text) - 1
+        sent.append((bytes_sent(args.interface) - before[0]) / fed)
+        cpu.append((time.process_time() - before[1]) / fed)
         answers.append(out[0, asked.shape[1] :].tolist())
         found += needle.value in tokenizer.decode(answers[-1])
         times += [b - a for a, b in zip(clock.times, clock.times[1:])]
@@ -97,6 +111,8 @@ def run(args, device: torch.device) -> dict:
         "driver_bytes": memory.taken(),
         "prefill_seconds": prefill,
         "ms_per_token": 1e3 * statistics.median(times),
+        "cpu_ms_per_token": 1e3 * statistics.median(cpu),
+        "sent_bytes_per_token": statistics.median(sent),
         "found": found,
         "answers": answers,
     }
@@ -107,6 +123,8 @@ def main() -> None:
     parser.add_argument("--how", choices=["single", "tensor", "sequence"], default="single")
     parser.add_argument("--model", default=str(REPOSITORY / "models" / "needle-14m"))
     parser.add_argument("--context", type=tokens_of, default=tokens_of("8Ki"))
+    parser.add_argument("--prefill", default="auto", help="auto, dense or window")
+    parser.add_argument("--interface", help="such as eth0")
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--k", type=int, default=64)
     parser.add_argument("--window", type=int, default=1024)

@@ -23,6 +23,22 @@ def same_on_all_ranks(x: torch.Tensor) -> bool:
     return all(torch.equal(part, parts[0]) for part in parts)
 
 
+def sent_bytes(call) -> int:
+    """The bytes that this rank gives to all-gathers during a call."""
+    gather, sent = dist.all_gather_into_tensor, []
+
+    def counted(parts, mine, **options):
+        sent.append(mine.nbytes)
+        return gather(parts, mine, **options)
+
+    dist.all_gather_into_tensor = counted
+    try:
+        call()
+    finally:
+        dist.all_gather_into_tensor = gather
+    return sum(sent)
+
+
 def sequence(device: torch.device, family: str) -> None:
     model = make_model(family, device, dtype_of(device))
     ranks = dist.get_world_size()
@@ -54,6 +70,10 @@ def sequence(device: torch.device, family: str) -> None:
     session.crop(-3)
     logits = model(ids[:, 70:], past_key_values=session, use_cache=True).logits
     assert_logits_agree(logits, model, ids, first=70)
+    # A token sends out and lse of every layer and query head once: docs/howto-several-machines.md.
+    shape = cache.context.shape
+    sent = sent_bytes(lambda: model(ids[:, :1], past_key_values=session, use_cache=True))
+    assert sent == shape.layers * shape.q_heads * (shape.head_dim + 1) * 4
 
 
 def tensor(device: torch.device, directory: str) -> None:
