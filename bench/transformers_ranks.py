@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--how", choices=["single", "tensor", "sequence"], default="single")
     parser.add_argument("--model", default=str(REPOSITORY / "models" / "needle-14m"))
     parser.add_argument("--context", type=tokens_of, default=tokens_of("8Ki"))
-    parser.add_argument("--prefill", default="auto", help="auto, dense or window")
+    parser.add_argument("--prefill", default="auto", help="auto, dense or window; by sequence only dense")
     parser.add_argument("--interface", help="such as eth0")
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--k", type=int, default=64)
