@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 from served import MODEL, MOST_SECONDS, NOISE, NUMBERS, TOPKV, WORK, Server, holds, prepare, question, result, run
 
