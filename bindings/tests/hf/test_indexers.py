@@ -330,16 +330,22 @@ def test_a_file_without_the_parts_of_unfinished_keys_is_refused(family, models, 
 def test_options_that_find_rows_have_no_effect(family, models):
     """They are of the first layer of MiniMax-M3, which has no indexer."""
     model, ids = models(family), make_ids(TOKENS, CPU)
-    given = {"index": "exact", "k": 100, "guarantee": (0.1, 0.05), "window": 8, "sinks": 2}
+    given = {"index": "exact", "k": 100, "window": 8, "sinks": 2}
     if family == "minimax_m3_vl_text":
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             cache = TopkCache(model.config, **given)
     else:
-        with pytest.warns(UserWarning, match="k, guarantee, window, sinks of a TopkCache: without effect"):
+        with pytest.warns(UserWarning, match="k, window, sinks of a TopkCache: without effect"):
             cache = TopkCache(model.config, **given)
         with pytest.warns(UserWarning, match="prefill of a TopkCache: without effect"):
             assert read(model, ids, prefill="window").prefill_mode == "dense"
+        if family == "qwen4_exp_text":
+            with pytest.warns(UserWarning, match="guarantee of a TopkCache: without effect"):
+                TopkCache(model.config, guarantee=(0.1, 0.05))
+        else:
+            with pytest.raises(InvalidArgument, match="keys that are values"):
+                TopkCache(model.config, guarantee=(0.1, 0.05))
     pieces = [50, 12] + [1] * 10
     agree(logits_by_pieces(model, cache, ids, pieces), dynamic_logits(model, ids, [TOKENS]))
     if family != "minimax_m3_vl_text":
