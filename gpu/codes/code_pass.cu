@@ -103,13 +103,6 @@ __device__ __forceinline__ void mma_choose(float (&c)[4], std::uint32_t one,
       : "r"(one), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(bits), "n"(S));
 }
 
-/// Spreads rows evenly over lists, by their positions alone. (Constants: xxHash, Y. Collet.)
-__device__ __forceinline__ int list_of(int position, int lists) {
-  unsigned hash = static_cast<unsigned>(position) * 0x9E3779B1U;
-  hash = (hash ^ hash >> 15) * 0x85EBCA77U;
-  return static_cast<int>(__umulhi(hash, static_cast<unsigned>(lists)));
-}
-
 /// Units of a warp on their way to shared memory, `stages` of them.
 template <int bytes>
 class Ring {
@@ -460,7 +453,7 @@ int scan_splits(const CodeScan& scan) {
     TOPKV_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, pass_threads, bytes));
   });
   allow_attend_rare(scan.head_dim);
-  allow_attend_listed(scan.head_dim);
+  allow_attend_rest(scan.head_dim);
   return std::clamp(processors * blocks / scan.kv_heads, 1, most_splits);
 }
 

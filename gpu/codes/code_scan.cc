@@ -6,8 +6,7 @@ namespace topkv::gpu {
 
 void list_rows(const CodeScan& scan, cudaStream_t stream) {
   pass_codes(scan, stream);
-  if (scan.listed_rows.keys != nullptr) attend_listed(scan, stream);
-  if (scan.tail) estimate_rest(scan, stream);
+  if (scan.tail || scan.listed_rows.keys != nullptr) attend_rest(scan, stream);
   attend_rare(scan, stream);
 }
 

@@ -42,6 +42,13 @@ __device__ __forceinline__ const float* query_of(const CodeScan& scan, int form,
          (head * scan.group + g) * scan.head_dim;
 }
 
+/// Spreads rows evenly over lists, by their positions alone. (Constants: xxHash, Y. Collet.)
+__device__ __forceinline__ int list_of(int position, int lists) {
+  unsigned hash = static_cast<unsigned>(position) * 0x9E3779B1U;
+  hash = (hash ^ hash >> 15) * 0x85EBCA77U;
+  return static_cast<int>(__umulhi(hash, static_cast<unsigned>(lists)));
+}
+
 /// cap * tanh(score / cap), by tanh x = 1 - 2 / (e^(2x) + 1), to cap * 2^-20. `less` of it, if that
 /// is given.
 struct SoftCap {

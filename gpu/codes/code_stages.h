@@ -61,13 +61,12 @@ void for_dims(int head_dim, const Use& use) {
 /// Reads all codes once. Writes the rows found, and the sums and masses of the other rows.
 void pass_codes(const CodeScan& scan, cudaStream_t stream);
 
-/// Attends the rows that the pass has listed, and writes listed_rows.to.
-void attend_listed(const CodeScan& scan, cudaStream_t stream);
-/// Prepares attend_listed on the current device. Call it once, before the first such scan.
-void allow_attend_listed(int head_dim);
-
-/// Reads sums, masses, scores and plans. Writes estimate and noise.
-void estimate_rest(const CodeScan& scan, cudaStream_t stream);
+/// What follows the pass, in one launch: with listed_rows, attention over the rows that it has
+/// listed, as listed_rows.to; with a tail, what it has summed up, as estimate and noise. Call it if
+/// there is either.
+void attend_rest(const CodeScan& scan, cudaStream_t stream);
+/// Prepares attend_rest on the current device. Call it once, before the first scan.
+void allow_attend_rest(int head_dim);
 
 /// Attends the rare rows, and writes `rare`. It reads no results of the other stages, so that it
 /// runs on processors that these leave free.

@@ -1,6 +1,8 @@
-// What a scan summed up, as a partial: the tail.
+// What follows a pass over codes: what it summed up, as a partial, the tail; and attention over the
+// rows that it listed, where the device has them.
 #include <cmath>
 
+#include "gpu/codes/code_listed.cuh"
 #include "gpu/codes/code_score.cuh"
 #include "gpu/codes/code_stages.h"
 #include "gpu/runtime/kernel_parts.cuh"
@@ -148,18 +150,16 @@ __device__ Correction correct_head(const CodeScan& scan, int head_step, int g) {
 /// of the pass, and what it reads was there before that began: this begins where the pass leaves
 /// room.
 template <int D>
-__global__ void __launch_bounds__(threads<D>)
-    tail_kernel(const __grid_constant__ CodeScan scan, int axes) {
-  let_next_kernel_start();
+__device__ void estimate_head(const CodeScan& scan, int number, int axes) {
   constexpr HeadTables table{D};
   __shared__ float part_sums[parts<D>][D];
   __shared__ float factor[most_splits];
   __shared__ float share[D];
   __shared__ float whole_mass, whole_reference;
-  const int head_step = static_cast<int>(blockIdx.x) / scan.group;
+  const int head_step = number / scan.group;
   const int head = head_step % scan.kv_heads;
   const ScanToken& token = scan.token[head_step / scan.kv_heads];
-  const int g = static_cast<int>(blockIdx.x) % scan.group;
+  const int g = number % scan.group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
   const int d = thread % D;
@@ -236,16 +236,41 @@ __global__ void __launch_bounds__(threads<D>)
   token.parts.noise[row] = {correction.errors, correction.squares * variance.y, variance.x};
 }
 
+/// Blocks of heads whose tail is wanted, `tails` of them, then of parts of rows that are listed.
+template <int D>
+__global__ void __launch_bounds__(threads<D>, D > few_dims ? 1 : 2)
+    rest_kernel(const __grid_constant__ CodeScan scan, int tails, int axes) {
+  extern __shared__ __align__(16) std::uint8_t memory[];
+  let_next_kernel_start();
+  const int number = static_cast<int>(blockIdx.x);
+  if (number < tails) {
+    estimate_head<D>(scan, number, axes);
+  } else {
+    attend_listed_part<D, threads<D>>(scan, number - tails, memory);
+  }
+}
+
 }  // namespace
 
 bool can_scan_early() {
   return kernel_architecture() >= 90;  // code for older devices has no such waits
 }
 
-void estimate_rest(const CodeScan& scan, cudaStream_t stream) {
+void attend_rest(const CodeScan& scan, cudaStream_t stream) {
+  const bool listed = scan.listed_rows.keys != nullptr;
+  const int tails = scan.tail ? scan.head_steps() * scan.group : 0;
+  const int blocks = tails + (listed ? scan.kv_heads * scan_listed_parts : 0);
   for_dims(scan.head_dim, [&](auto dims) {
-    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan.group)), threads<dims>,
-                 0, stream, tail_kernel<dims>, 8 * scan.value_bytes);
+    launch_early(scan, dim3(static_cast<unsigned>(blocks)), threads<dims>,
+                 listed ? listed_shared_bytes<dims>(scan.forms) : 0, stream, rest_kernel<dims>,
+                 tails, 8 * scan.value_bytes);
+  });
+}
+
+void allow_attend_rest(int head_dim) {
+  for_dims(head_dim, [&](auto dims) {
+    TOPKV_CUDA(cudaFuncSetAttribute(rest_kernel<dims>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    listed_shared_bytes<dims>(query_forms)));
   });
 }
 
