@@ -30,23 +30,20 @@ void CudaScanner::scan_own(std::shared_ptr<const DeviceIndex> codes) {
 void CudaScanner::scan(std::int64_t layer, std::span<const Scan> parts) {
   reach_fault("session.scan");
   const Stream& compute = step_.compute;
-  const bool one = parts.size() == 1 && step_.given.tokens == 1;
   for (const Scan& part : parts) {
     CudaScanner& of = scanner(part);
     of.begin_lists(layer, part);
     of.step_.workspace->begun.record(compute);
-    // Resident rows are attended beside the scan: before it in a scan for several tokens, each
-    // session's beside the others'. A scan for one token takes the whole device, and gives the host
-    // its copies: resident rows are attended where the pass leaves the device idle
-    // (CudaWindow::attend).
-    if (!one) of.window_.begin_beside();
   }
   StepInput copied;
-  if (one && !window_.begun()) {
+  if (parts.size() == 1 && step_.given.tokens == 1 && !window_.begun()) {
     step_.copied_by_scan = true;
     inject_copy_delay(compute);
     copied = step_.input();
   }
+  // Resident rows are attended beside the scan, each session's beside the others'. They come first:
+  // the pass leaves no room on the device until it ends.
+  for (const Scan& part : parts) scanner(part).window_.begin_beside();
   scan_for(codes_of(step_.shape.index), layer, parts, false, copied, compute);
   for (const Scan& part : parts) {
     CudaScanner& of = scanner(part);
