@@ -83,9 +83,9 @@ struct Half {
 
 /// A warp for each block of each vector.
 template <DType dtype>
-__global__ void pack_kernel(Half half, std::int64_t tokens, std::int64_t kv_heads,
-                            std::int64_t head_dim, PackTarget target,
-                            unsigned long long* nonfinite) {
+__device__ void pack_half(const Half& half, std::int64_t tokens, std::int64_t kv_heads,
+                          std::int64_t head_dim, const PackTarget& target,
+                          unsigned long long* nonfinite) {
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const std::int64_t blocks = (head_dim - 1) / block_elements + 1;
   const std::int64_t first = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp;
@@ -122,6 +122,18 @@ __global__ void pack_kernel(Half half, std::int64_t tokens, std::int64_t kv_head
     half.rows[h * target.head_stride + slot * head_dim + i] = __float2bfloat16_rn(value);
   }
   if (worst != all_finite) atomicMin(nonfinite, worst);
+}
+
+/// Keys, and values in another row of blocks if there are any.
+template <DType key_type, DType value_type>
+__global__ void pack_kernel(Half keys, Half values, std::int64_t tokens, std::int64_t kv_heads,
+                            std::int64_t head_dim, PackTarget target,
+                            unsigned long long* nonfinite) {
+  if (blockIdx.y == 0) {
+    pack_half<key_type>(keys, tokens, kv_heads, head_dim, target, nonfinite);
+  } else {
+    pack_half<value_type>(values, tokens, kv_heads, head_dim, target, nonfinite);
+  }
 }
 
 template <DType dtype>
@@ -190,16 +202,17 @@ void pack_blocks(const float* keys, const float* values, std::int64_t tokens, st
                  cudaStream_t stream) {
   const std::int64_t all = tokens * kv_heads * ((head_dim + block_elements - 1) / block_elements);
   if (all == 0) return;
-  const auto pack = [&](DType of, const Half& half) {
-    with_blocks(of, [&](auto type) {
-      pack_kernel<decltype(type)::value><<<blocks_for(all, warps), block, 0, stream>>>(
-          half, tokens, kv_heads, head_dim, rows, nonfinite);
+  const Half of_keys{keys, stored, blocks.keys, blocks.head_bytes, rows.keys, false};
+  const Half of_values{values, {}, blocks.values, blocks.head_bytes, rows.values, true};
+  const dim3 grid(blocks_for(all, warps), values != nullptr ? 2 : 1);
+  with_blocks(dtype.keys, [&](auto key_type) {
+    with_blocks(dtype.values, [&](auto value_type) {
+      pack_kernel<decltype(key_type)::value, decltype(value_type)::value>
+          <<<grid, block, 0, stream>>>(of_keys, of_values, tokens, kv_heads, head_dim, rows,
+                                       nonfinite);
     });
-    check_launch("the kernel that packs rows in blocks");
-  };
-  pack(dtype.keys, {keys, stored, blocks.keys, blocks.head_bytes, rows.keys, false});
-  if (values != nullptr)
-    pack(dtype.values, {values, {}, blocks.values, blocks.head_bytes, rows.values, true});
+  });
+  check_launch("the kernel that packs rows in blocks");
 }
 
 void unpack_blocks(const std::byte* from, std::int64_t head_bytes, std::int64_t count,
