@@ -20,8 +20,6 @@ namespace {
 
 using Ordered = nlohmann::ordered_json;
 
-constexpr std::int64_t max_messages = 4096;
-constexpr std::size_t max_tools = 256;
 constexpr std::size_t max_variables = 64;
 
 std::string text_of_content(const BodyJson& content, const std::string& name) {

@@ -24,6 +24,10 @@ inline constexpr std::int64_t max_context_bytes = std::int64_t{64} << 20;
 /// Most answers to a prompt, and to all prompts of a request.
 inline constexpr std::int64_t max_choices = 8;
 inline constexpr std::int64_t max_answers = 1024;
+/// Most messages of a conversation, or items of an input.
+inline constexpr std::int64_t max_messages = 4096;
+/// Most tools of a request, and calls of a message.
+inline constexpr std::size_t max_tools = 256;
 /// Most stop strings, and bytes of each.
 inline constexpr std::size_t max_stops = 16;
 inline constexpr std::size_t max_stop_bytes = 256;

@@ -13,8 +13,6 @@
 namespace topkv::serve {
 namespace {
 
-constexpr std::int64_t max_items = 4096;
-
 /// A text, or parts of one.
 std::string text_of_parts(Fields& item, std::string_view key, const std::string& of) {
   const std::string name = fmt::format("{}.{}", of, key);
@@ -137,8 +135,8 @@ void take_responses_input(Fields& fields, const nlohmann::ordered_json& ordered,
     messages.push_back({"user", input->get<std::string>()});
     return;
   }
-  if (!input->is_array() || input->empty() || std::ssize(*input) > max_items)
-    fields.refuse("input", *input, fmt::format("a string, or 1 to {} items", max_items));
+  if (!input->is_array() || input->empty() || std::ssize(*input) > max_messages)
+    fields.refuse("input", *input, fmt::format("a string, or 1 to {} items", max_messages));
   Conversation conversation(messages);
   for (std::size_t i = 0; i < input->size(); ++i)
     conversation.take((*input)[i], ordered["input"][i], fmt::format("input[{}]", i));

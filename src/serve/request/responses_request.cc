@@ -17,8 +17,6 @@
 namespace topkv::serve {
 namespace {
 
-constexpr std::size_t most_tools = 256;
-
 /// Refuses a field of what only a server does that keeps responses.
 void refuse_kept(Fields& fields, const char* key) {
   if (const BodyJson* value = fields.find(key); value != nullptr)
@@ -51,8 +49,8 @@ Tools functions_of(Fields& fields, const nlohmann::ordered_json& ordered) {
   Tools list = Tools::array();
   const BodyJson* tools = fields.find("tools");
   if (tools == nullptr) return list;
-  if (!tools->is_array() || tools->size() > most_tools)
-    fields.refuse("tools", *tools, fmt::format("a list of up to {} tools", most_tools));
+  if (!tools->is_array() || tools->size() > max_tools)
+    fields.refuse("tools", *tools, fmt::format("a list of up to {} tools", max_tools));
   for (std::size_t i = 0; i < tools->size(); ++i) {
     Fields tool((*tools)[i], fmt::format("tools[{}]", i));
     tool.only("type", {"function"});
