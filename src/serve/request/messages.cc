@@ -98,9 +98,7 @@ ChatMessage message_of(const BodyJson& given, const Ordered* ordered, const std:
     fields.only("function_call", {nullptr});
     fields.only("audio", {nullptr});
   }
-  if (reasoning && !reasoning->empty())
-    for (const char* key : {"reasoning_content", "thinking"})  // templates have either name
-      more[key] = *reasoning;
+  add_reasoning(reasoning.value_or(""), more);
   const BodyJson* calls = fields.find("tool_calls");
   const bool has_calls = calls != nullptr && !(calls->is_array() && calls->empty());
   if (has_calls)
@@ -194,6 +192,11 @@ Ordered arguments_of_call(const BodyJson& given, const Ordered& ordered, const s
                 fmt::format("{}: {} is {}; expected the text of a JSON object", request_body, name,
                             shown(given)),
                 name);
+}
+
+void add_reasoning(const std::string& reasoning, Ordered& fields) {
+  if (reasoning.empty()) return;
+  for (const char* key : {"reasoning_content", "thinking"}) fields[key] = reasoning;
 }
 
 void take_conversation(Fields& fields, std::string_view body, AnswerRequest& request) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "src/serve/request/fields.h"
@@ -18,6 +19,10 @@ nlohmann::ordered_json parse_ordered_body(std::string_view body);
 nlohmann::ordered_json arguments_of_call(const BodyJson& given,
                                          const nlohmann::ordered_json& ordered,
                                          const std::string& name);
+
+/// Adds what an assistant thought to the fields of its message, under both names that templates have
+/// for it. An empty text adds nothing.
+void add_reasoning(const std::string& reasoning, nlohmann::ordered_json& fields);
 
 /// Whose names the fields of messages have.
 enum class MessageForm : std::uint8_t { openai, ollama };

@@ -58,8 +58,7 @@ class Conversation {
   /// Ends the message of the assistant that items are added to.
   void close() {
     if (!open_) return;
-    for (const char* key : {"reasoning_content", "thinking"})  // templates have either name
-      if (!reasoning_.empty()) fields_[key] = reasoning_;
+    add_reasoning(reasoning_, fields_);
     if (!calls_.empty()) fields_["tool_calls"] = std::move(calls_);
     messages_.push_back({.role = "assistant",
                          .content = std::move(content_),
