@@ -4,10 +4,9 @@
 
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <vector>
 
+#include "src/core/format/json_builder.h"
 #include "src/core/format/placeholder.h"
-#include "src/core/format/serde_number.h"
 #include "src/core/io/mapped_file.h"
 #include "src/core/text/printable.h"
 #include "src/core/text/utf8.h"
@@ -17,9 +16,6 @@ namespace topkv {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr std::size_t max_depth = 64;
-constexpr std::int64_t max_values = std::int64_t{1} << 23;
 
 /// Control characters that may stand between values, one after another: the parser's message about
 /// what follows would have eight bytes for each.
@@ -97,110 +93,29 @@ Json beginning(const Json& value, std::size_t most, std::size_t& values) {
   return some;
 }
 
-/// Builds the value, within limits. (The parser's own builder, given a callback, goes over all of
-/// an array or object again whenever an object in it ends.) nlohmann::json parses without
-/// recursion; depth is limited for those who walk the result.
-class Builder : public nlohmann::json_sax<Json> {
- public:
-  Builder(std::string file, JsonFloats floats) : file_(std::move(file)), floats_(floats) {}
-
-  Json take() { return std::move(root_); }
-  const std::string& error() const { return error_; }  // empty: none
-
-  bool null() override { return add(nullptr); }
-  bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t& text) override {
-    return add(floats_ == JsonFloats::serde ? serde_number(text, value) : value);
-  }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t& /*value*/) override { return false; }  // text has none
-
-  bool start_object(std::size_t /*size*/) override { return open(Json::object()); }
-  bool end_object() override { return close(); }
-  bool start_array(std::size_t /*size*/) override { return open(Json::array()); }
-  bool end_array() override { return close(); }
-
-  bool key(string_t& key) override {
-    const auto [entry, is_new] = open_.back()->get_ref<Json::object_t&>().emplace(key, nullptr);
-    if (!is_new) fail(fmt::format("the key {} twice in one object", shown(key)));
-    value_of_key_ = &entry->second;
-    return true;
-  }
-
-  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
-                   const Json::exception& error) override {
-    error_ = error.what();
-    constexpr int out_of_range = 406;
-    if (error.id == out_of_range) error_ += "; expected a number that 64 bits hold";
-    return false;
-  }
-
- private:
-  [[noreturn]] void fail(const std::string& found) const {
-    throw FileError(fmt::format("{}: has {}; topkv does not read such JSON", file_, found));
-  }
-
-  /// Where the value went.
-  Json* put(Json value) {
-    if (++values_ > max_values) fail(fmt::format("more than {} values", max_values));
-    if (open_.empty()) return &(root_ = std::move(value));
-    Json& into = *open_.back();
-    if (into.is_array()) {
-      into.push_back(std::move(value));
-      return &into.back();
-    }
-    return &(*value_of_key_ = std::move(value));
-  }
-
-  bool add(Json value) {
-    put(std::move(value));
-    return true;
-  }
-
-  bool open(Json container) {
-    if (open_.size() >= max_depth) {
-      fail(fmt::format("arrays and objects more than {} deep", max_depth));
-    }
-    open_.push_back(put(std::move(container)));
-    return true;
-  }
-
-  bool close() {
-    open_.pop_back();
-    return true;
-  }
-
-  std::string file_;
-  JsonFloats floats_;
-  std::string error_;
-  Json root_;
-  std::vector<Json*> open_;  // each the last in the one before, which so stays where it is
-  Json* value_of_key_ = nullptr;
-  std::int64_t values_ = 0;
-};
-
 }  // namespace
 
-Json parse_json(std::string_view text, const std::filesystem::path& file, JsonFloats floats) {
+void check_json_text(std::string_view text, const std::string& file) {
   if (text.size() > static_cast<std::size_t>(max_json_bytes)) {
-    throw FileError(fmt::format("{}: has {} bytes of JSON; expected at most {}", path_text(file),
-                                text.size(), max_json_bytes));
+    throw FileError(fmt::format("{}: has {} bytes of JSON; expected at most {}", file, text.size(),
+                                max_json_bytes));
   }
   if (has_long_gap(text)) {
     throw FileError(fmt::format(
         "{}: has more than {} line breaks and tabs in one place; expected fewer between values",
-        path_text(file), max_line_breaks));
+        file, max_line_breaks));
   }
-  Builder builder(path_text(file), floats);
-  if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
-    std::string reason = builder.error();  // "[json.exception.parse_error.101] parse error at …"
-    reason.erase(0, reason.find("] ") + 2);
-    throw FileError(fmt::format("{}: is not valid JSON: {}", path_text(file),
-                                printable(cut(std::move(reason), 200))));
-  }
-  return builder.take();
+}
+
+void refuse_json(const std::string& error, const std::string& file) {
+  // "[json.exception.parse_error.101] parse error at …"
+  std::string reason = error.substr(error.find("] ") + 2);
+  throw FileError(
+      fmt::format("{}: is not valid JSON: {}", file, printable(cut(std::move(reason), 200))));
+}
+
+Json parse_json(std::string_view text, const std::filesystem::path& file, JsonFloats floats) {
+  return build_json<Json>(text, path_text(file), floats);
 }
 
 Json read_json_file(const std::filesystem::path& file, JsonFloats floats) {
