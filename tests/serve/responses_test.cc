@@ -90,6 +90,22 @@ TEST(Responses, ItemsOfOneTurnAreOneMessage) {
   EXPECT_EQ(none.repeated["tools"].size(), 1U);
 }
 
+TEST(Responses, ObjectsKeepTheirOrderAndHaveALimit) {
+  const auto with_metadata = [](const std::string& metadata) {
+    return parse_responses(R"({"input": "a", "metadata": )" + metadata + "}");
+  };
+  EXPECT_EQ(with_metadata(R"({"z": 1, "a": {"y": 2, "b": 3}})").repeated["metadata"].dump(),
+            R"({"z":1,"a":{"y":2,"b":3}})");
+  std::string keys = "{\"k\": 0";
+  for (int i = 1; i < 1024; ++i) keys += ", \"k" + std::to_string(i) + "\": 0";
+  EXPECT_EQ(with_metadata(keys + "}").repeated["metadata"].size(), 1024U);
+  const Problem many = problem_of([&] { with_metadata(keys + R"(, "more": 0})"); });
+  EXPECT_EQ(many.code(), "invalid_json");
+  EXPECT_NE(many.message().find("more than 1024 keys"), std::string::npos) << many.message();
+  const Problem twice = problem_of([&] { with_metadata(R"({"b": 1, "a": 1, "b": 2})"); });
+  EXPECT_NE(twice.message().find("the key \"b\" twice"), std::string::npos) << twice.message();
+}
+
 TEST(Responses, RefusesNamingTheField) {
   for (const auto& [more, param] : std::vector<std::pair<std::string, const char*>>{
            {R"("previous_response_id": "resp_1")", "previous_response_id"},

@@ -122,9 +122,9 @@ void take_unsupported(Fields& fields) {
 }  // namespace
 
 ResponsesRequest parse_responses(std::string_view body) {
-  const BodyJson json = parse_body(body);
-  Fields fields(json);
   const nlohmann::ordered_json ordered = parse_ordered_body(body);
+  const BodyJson json = ordered;
+  Fields fields(json);
   ResponsesRequest request;
   AnswerRequest& answer = request.answer;
   answer.chat = true;
