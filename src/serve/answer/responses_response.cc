@@ -66,6 +66,12 @@ nlohmann::ordered_json ResponsesWriter::place() const {
   return {{"item_id", response_["output"].back()["id"]}, {"output_index", index}};
 }
 
+nlohmann::ordered_json ResponsesWriter::text_place() const {
+  Json at = place();
+  at["content_index"] = 0;
+  return at;
+}
+
 nlohmann::ordered_json& ResponsesWriter::open_item(const char* type, const char* prefix,
                                                    Json fields) {
   close_item();
@@ -75,7 +81,7 @@ nlohmann::ordered_json& ResponsesWriter::open_item(const char* type, const char*
                {"type", type},
                {"status", "in_progress"}};
   item.update(fields);
-  tell("response.output_item.added", {{"output_index", index}, {"item", item}});
+  if (streams_) tell("response.output_item.added", {{"output_index", index}, {"item", item}});
   response_["output"].push_back(std::move(item));
   return response_["output"].back();
 }
@@ -84,20 +90,20 @@ void ResponsesWriter::close_item() {
   if (open_.empty()) return;
   Json& item = response_["output"].back();
   item["status"] = finish_ == "length" ? "incomplete" : "completed";
-  if (open_ != call_item) {
+  const std::string type = std::exchange(open_, {});
+  if (!streams_) return;
+  if (type != call_item) {
     const Json& part = item["content"][0];
-    Json at = place();
-    at["content_index"] = 0;
+    Json at = text_place();
     Json text = at;
     text["text"] = part["text"];
-    if (is_message(open_)) text["logprobs"] = Json::array();
-    tell(text_event(open_, "done").c_str(), std::move(text));
+    if (is_message(type)) text["logprobs"] = Json::array();
+    tell(text_event(type, "done").c_str(), std::move(text));
     at["part"] = part;
     tell("response.content_part.done", std::move(at));
   }
   tell("response.output_item.done",
        {{"output_index", response_["output"].size() - 1}, {"item", item}});
-  open_.clear();
 }
 
 void ResponsesWriter::add_text(const char* item, const std::string& text) {
@@ -107,16 +113,18 @@ void ResponsesWriter::add_text(const char* item, const std::string& text) {
       open_item(item, "msg", {{"role", "assistant"}, {"content", Json::array()}});
     else
       open_item(item, "rs", {{"summary", Json::array()}, {"content", Json::array()}});
-    Json at = place();
-    at["content_index"] = 0;
-    at["part"] = part_of(item, "");
-    response_["output"].back()["content"].push_back(at["part"]);
-    tell("response.content_part.added", std::move(at));
+    const Json part = part_of(item, "");
+    response_["output"].back()["content"].push_back(part);
+    if (streams_) {
+      Json at = text_place();
+      at["part"] = part;
+      tell("response.content_part.added", std::move(at));
+    }
   }
   Json& kept = response_["output"].back()["content"][0]["text"];
   kept.get_ref<std::string&>() += text;
-  Json delta = place();
-  delta["content_index"] = 0;
+  if (!streams_) return;
+  Json delta = text_place();
   delta["delta"] = text;
   if (is_message(item)) delta["logprobs"] = Json::array();
   tell(text_event(item, "delta").c_str(), std::move(delta));
@@ -127,13 +135,15 @@ void ResponsesWriter::add_call(const ToolCall& call) {
   Json& item =
       open_item(call_item, "fc", {{"call_id", name}, {"name", call.name}, {"arguments", ""}});
   item["arguments"] = call.arguments;
-  Json delta = place();
-  Json done = delta;
-  delta["delta"] = call.arguments;
-  tell("response.function_call_arguments.delta", std::move(delta));
-  done["name"] = call.name;
-  done["arguments"] = call.arguments;
-  tell("response.function_call_arguments.done", std::move(done));
+  if (streams_) {
+    Json delta = place();
+    Json done = delta;
+    delta["delta"] = call.arguments;
+    tell("response.function_call_arguments.delta", std::move(delta));
+    done["name"] = call.name;
+    done["arguments"] = call.arguments;
+    tell("response.function_call_arguments.done", std::move(done));
+  }
   close_item();
 }
 
@@ -185,6 +195,7 @@ std::string ResponsesWriter::broken(const Problem& problem) {
 }
 
 std::string ResponsesWriter::whole(const std::vector<Event>& events, const AnswerTotals& totals) {
+  streams_ = false;
   take(together(events));
   end(totals);
   return json_text(response_);

@@ -31,7 +31,7 @@ class ResponsesWriter : public AnswerWriter {
  private:
   using Json = nlohmann::ordered_json;
 
-  /// Adds an event to those that are to be sent. fields: an object.
+  /// Adds an event to those that are to be sent. fields: an object. Only for streams.
   void tell(const char* type, Json fields);
   void tell_response(const char* type);
   /// Adds an item to the output. It is open until close_item. Returns it.
@@ -45,6 +45,8 @@ class ResponsesWriter : public AnswerWriter {
   void take(const Event& event);
   /// Where events of the open item belong.
   Json place() const;
+  /// Where events of the text of the open item belong.
+  Json text_place() const;
   void end(const AnswerTotals& totals);
   /// The events to send, which are then none.
   std::string told();
@@ -54,6 +56,7 @@ class ResponsesWriter : public AnswerWriter {
   AnswerParts parts_;
   std::string open_;  // type of the item that is open; empty: none
   std::string finish_;
+  bool streams_ = true;  // events are built
   std::int64_t sequence_ = 0;
   std::string events_;
 };
