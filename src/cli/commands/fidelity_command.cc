@@ -93,7 +93,6 @@ ResultTable table_of(const FidelityReport& report) {
   const bool dtypes = several_dtypes(report);
   std::vector<std::vector<std::string>> rows;
   for (const Fidelity& of : report.settings) {
-    const std::string rule = rule_text(of.options);
     rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
                     fmt::format("{:.4f}", of.error_p90),
                     of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
@@ -105,8 +104,9 @@ ResultTable table_of(const FidelityReport& report) {
                     byte_text(of.bytes_held_host + of.bytes_held_device)});
     if (dtypes) rows.back().insert(rows.back().begin() + 3, of.kv_dtype.name());
     if (!rules) continue;
-    rows.back().insert(rows.back().begin() + 3, rule.empty() ? "-" : rule);
-    const auto share = [&](double x) { return rule.empty() ? "-" : fmt::format("{:.3f}", x); };
+    rows.back().insert(rows.back().begin() + 3, rule_cell(of.options));
+    const bool has_rule = !rule_text(of.options).empty();
+    const auto share = [&](double x) { return has_rule ? fmt::format("{:.3f}", x) : "-"; };
     rows.back().insert(rows.back().end(), {fmt::format("{:.0f}", of.rows), share(of.retrieved_more),
                                            share(of.went_dense)});
   }

@@ -88,11 +88,6 @@ std::string difference_text(const PerplexityDifference& worse) {
                      worse.interval->high);
 }
 
-std::string rule_cell(const RetrievalOptions& options) {
-  const std::string rule = rule_text(options);
-  return rule.empty() ? "-" : rule;
-}
-
 std::string table(const PerplexityReport& report, std::size_t width) {
   std::vector<std::vector<std::string>> rows;
   const auto add = [&](const Perplexity& of, std::vector<std::string> row,

@@ -21,6 +21,11 @@ std::string rule_text(const RetrievalOptions& options) {
   return text;
 }
 
+std::string rule_cell(const RetrievalOptions& options) {
+  std::string rule = rule_text(options);
+  return rule.empty() ? "-" : rule;
+}
+
 std::string setting_text(const RetrievalOptions& options, const std::string& k) {
   const std::string rule = rule_text(options);
   return fmt::format("{}, top {}, tail {}{}{}{}", options.index, k, options.tail,

@@ -16,6 +16,9 @@ std::optional<std::string> guarantee_text(const RetrievalOptions& options);
 /// enough.
 std::string rule_text(const RetrievalOptions& options);
 
+/// The rules in a cell of a table: "-" if there is none.
+std::string rule_cell(const RetrievalOptions& options);
+
 /// "codes:k=16,v=8, top 64, tail none", and the rules. options: as a session has them; k: as given.
 std::string setting_text(const RetrievalOptions& options, const std::string& k);
 
