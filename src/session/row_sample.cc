@@ -135,9 +135,9 @@ void put_partial(const SampleSums& sums, double stands_for, PartialView out) {
 }
 
 /// Returns how many of `others` other rows the second sample needs, by all rows that were sampled.
-/// At least `others`: all of them. known: the partial over all other rows of the query.
-double wanted_rows(const Guarantee& bound, PartialView known, std::int64_t others,
-                   SampleMemory& workspace) {
+/// known: the partial over all other rows of the query.
+std::int64_t wanted_rows(const Guarantee& bound, PartialView known, std::int64_t others,
+                         SampleMemory& workspace) {
   const SampleSums& first = workspace.first;
   const SampleSums& second = workspace.second;
   const auto rest = static_cast<double>(others);
@@ -181,10 +181,10 @@ double wanted_rows(const Guarantee& bound, PartialView known, std::int64_t other
     if (variance_of_row == 0) continue;
     const double repeated = factor * factor * variance_of_row / square;
     // Sums that are all noise, or not finite, need all rows.
-    if (!(square > 0 && repeated < std::numeric_limits<double>::infinity())) return rest;
+    if (!(square > 0 && repeated < std::numeric_limits<double>::infinity())) return others;
     most = std::max(most, repeated / (1 + repeated / rest));
   }
-  return most;
+  return std::min(static_cast<std::int64_t>(std::ceil(most)), others);
 }
 
 }  // namespace
@@ -225,12 +225,10 @@ SampledRows attend_sample(const SampledQuery& of, const Guarantee& bound, Partia
   second.clear(out.head_dim);
   if (!all) sample(first_rows, first);
   while (!all) {
-    const double wanted = std::ceil(wanted_rows(bound, known, others, workspace));
-    if (second.count > 0 && wanted <= static_cast<double>(second.count)) break;
-    all = !(wanted < static_cast<double>(others));
-    if (all) break;
-    const std::int64_t more = std::max({static_cast<std::int64_t>(wanted) - second.count,
-                                        second.count / least_growth, least_second});
+    const std::int64_t wanted = wanted_rows(bound, known, others, workspace);
+    if (second.count > 0 && wanted <= second.count) break;
+    const std::int64_t more =
+        std::max({wanted - second.count, second.count / least_growth, least_second});
     all = second.count + more >= others;
     if (!all) sample(more, second);
   }

@@ -20,8 +20,8 @@
 //   sample is drawn from all other rows. The estimates are therefore unbiased although the first
 //   sample decides the size of the second.
 // - s and S are estimated again from both samples, and the second one grows until it is as large as
-//   they ask for. A first sample that missed the few heavy rows would make it too small. That it
-//   ends when it shows few heavy rows is a bias, which is small beside the bound.
+//   they ask for. A first sample that missed the few heavy rows would make it too small. The second
+//   one is likelier to end when it shows few heavy rows. This is a bias, and its size is not known.
 // - The expected square of the sampling error is taken off the estimate of |N|².
 #pragma once
 
