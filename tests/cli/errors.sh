@@ -121,6 +121,8 @@ refuses 2 '--kv-index: index "mean": is a tail' needle -m "$model" -c 4K --kv-in
 refuses 2 '--kv-mass: expected a tail.*index .exact. has none; give --kv-tail codes' needle -m "$model" -c 4K --kv-index exact --kv-mass 0.9
 refuses 2 '--kv-error: expected a tail.*found --kv-tail none' fidelity -m "$model" --kv-index codes --kv-tail none --kv-error 0.1
 refuses 2 "--kv-error: expected a tail.*index 'exact' has none" bench decode --shape needle-14m -c 4K --kv-index exact --kv-error 0.1
+refuses 2 '--prefill-keys: has no effect with --prefill dense and window, which .* give --prefill sparse' \
+  bench prefill --shape needle-14m -c 4K --prefill-keys 512
 refuses 2 '--kv-mass: belongs to topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-mass 0.9
 for share in 0 1 -0.5 95 nan inf some; do
   refuses 2 "--kv-mass: expected a number above 0 and up to 0.999999, found '$share'" needle -m "$model" -c 4K --kv-index codes --kv-mass "$share"

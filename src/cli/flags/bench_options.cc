@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "src/cli/flags/bench_shape.h"
 #include "src/cli/flags/bind.h"
@@ -19,6 +20,18 @@ void refuse(const CLI::App& command, const FlagGroup& of_other, const std::strin
     if (command.count(flag.names) == 0) continue;
     throw UsageError(fmt::format("{}: belongs to topkv bench {}, not to {}; leave it out",
                                  flag.names, other, what));
+  }
+}
+
+// The modes that are timed without --prefill choose no keys: flags of this choice have no effect.
+void refuse_choice(const CLI::App& command, const FlagGroup& of_prefill) {
+  for (const Flag& flag : of_prefill.flags) {
+    if (flag.needs != "--prefill" || command.count(flag.names) == 0) continue;
+    if (std::ranges::find(flag.needed_values, "window") != flag.needed_values.end()) continue;
+    throw UsageError(
+        fmt::format("{}: has no effect with --prefill dense and window, which are timed by "
+                    "default; leave it out, or give --prefill sparse",
+                    flag.names));
   }
 }
 
@@ -79,6 +92,7 @@ BenchOptions make_options(BenchFlags flags, const CLI::App& command) {
   } else {
     refuse(command, groups[1], "prefill", "decode");
   }
+  if (flags.what == "prefill" && flags.modes.empty()) refuse_choice(command, groups[2]);
   if (flags.what == "prefill" && flags.context.has_value() == flags.at.has_value()) {
     throw UsageError("-c: give the tokens of a whole prefill, or --at to time one chunk");
   }
