@@ -55,17 +55,26 @@ std::vector<PrefillAttention> resolved_ways(const Model& model,
                                             const PrefillOptions& options, std::int64_t tokens,
                                             ProgressBar& progress) {
   std::vector<PrefillAttention> ways = {{}};  // the dense one, which all are compared with
+  std::vector<std::string> asked_as = {way_text(ways.front())};
   for (const PrefillAttention& asked : given) {
     PrefillOptions with = options;
     with.attention = asked;
     const PrefillAttention way = model.prefill_attention(with, tokens);
-    const auto same = [&](const PrefillAttention& other) { return same_way(way, other); };
-    if (std::ranges::none_of(ways, same)) {
+    const std::string name = way_text(asked);
+    const auto equal = std::ranges::find_if(
+        ways, [&](const PrefillAttention& other) { return same_way(way, other); });
+    if (equal == ways.end()) {
       ways.push_back(way);
+      asked_as.push_back(name);
       continue;
     }
-    progress.note(fmt::format("{}: reads this text as {}, which is measured once", way_text(asked),
-                              way_text(way)));
+    // One of the two has the name of the row.
+    const std::string row = way_text(*equal);
+    const std::string& other =
+        name == row ? asked_as[static_cast<std::size_t>(equal - ways.begin())] : name;
+    progress.note(other == row ? fmt::format("{}: is given in two forms, and is measured once", row)
+                               : fmt::format("{}: reads this text as {}, which is measured once",
+                                             other, row));
   }
   ways.erase(ways.begin());
   return ways;
