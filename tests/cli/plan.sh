@@ -47,6 +47,10 @@ holds 'with what it takes' grep -q '^prefill   window: a token attends 1,028 key
 plan -c 1M --mem 16GiB --prefill-keys 2048 --prefill-window 512
 holds 'numbers of keys count' grep -q '^prefill   sparse: a token attends up to 2,564 keys: ' out
 holds 'and are among the flags' grep -q '^run .* --prefill-window 512 --prefill-keys 2048 ' out
+plan -c 1M --mem 16GiB --prefill-mass 0.9
+holds 'so is the share of attention' grep -q '^run .* --prefill-mass 0.9 ' out
+plan -c 1M --mem 16GiB --prefill-mass none
+holds 'or none' grep -q '^run .* --prefill-mass none ' out
 plan -c 8K --mem 4GiB
 holds 'a short text is read densely' grep -q '^prefill   dense: 0[.]4 TFLOP, 4[.][0-9] s at 100 GFLOP/s$' out
 holds 'of which no command needs to be told' test "$(grep -c -e '--prefill' out)" -eq 0

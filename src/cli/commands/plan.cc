@@ -177,6 +177,8 @@ std::string prefill_text(const PrefillFlags& flags) {
   const PrefillAttention usual;
   if (flags.window != usual.window) text += fmt::format(" --prefill-window {}", flags.window);
   if (flags.keys != usual.keys) text += fmt::format(" --prefill-keys {}", flags.keys);
+  if (flags.mass != usual.mass)
+    text += fmt::format(" --prefill-mass {}", flags.mass ? fmt::format("{}", *flags.mass) : "none");
   return text;
 }
 

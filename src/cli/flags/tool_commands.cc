@@ -90,6 +90,7 @@ CommandHelp plan_command() {
               "is quicker",
               "auto"),
          shared_flag("--prefill-window"), shared_flag("--prefill-keys"),
+         shared_flag("--prefill-mass"),
          with_meaning("--draft-model", "count this draft model, too"),
          shared_flag("--draft-window"), json_flag("print one JSON object, with every way")}}},
       {"topkv plan models/needle-14m",
