@@ -98,6 +98,16 @@ holds 'JSON, a line for each' python3 -c 'import json; r = [e for e in map(json.
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --kv-index ivf --kv-tail none >built 2>/dev/null
 holds 'an index that the file has not is built' test "$(cat built)" = ' 7281934.'
 
+# A long prompt is a turn.
+long=" $(for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do echo "$noise"; done)$first"
+turn="$flags -n 9 --prefill-window 64 --prefill-keys 64 --prefill-least 0 --json"
+"$topkv" ask notes.tkv -m "$model" ${turn% --json} --prefill sparse -p "$long" -p "$first" >out 2>log
+holds 'what a turn attended is printed, for no short prompt' test "$(grep -c '^\[turn: sparse, .* of the keys\]$' log)" -eq 1
+"$topkv" ask notes.tkv -m "$model" $turn --prefill sparse -p "$long" >json 2>log
+holds 'and is in JSON' python3 -c 'import json; r = json.loads(open("json").readlines()[-1]); assert 0 < r["turn_keys"] < r["turn_mass"] <= 1'
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 --prefill window -p "$long" --json >json 2>log
+holds 'with --prefill window there is no turn' python3 -c 'import json; r = json.loads(open("json").readlines()[-1]); assert r["turn_keys"] is None'
+
 # In a chat template.
 mkdir chat && ln -s "$model"/* chat/ && rm chat/chat_template.jinja
 printf '%s' '{% for m in messages %}{{ "<" ~ m.role ~ ">" }}{{ m.content }}{{ "\n" }}{% endfor %}{{ "<a>" if add_generation_prompt }}' >chat/chat_template.jinja

@@ -20,6 +20,7 @@
 #include "src/cli/commands/input.h"
 #include "src/cli/commands/load_context.h"
 #include "src/cli/commands/load_model.h"
+#include "src/cli/commands/prefill_step.h"
 #include "src/cli/flags/answer_flags.h"
 #include "src/cli/flags/bind.h"
 #include "src/cli/flags/options.h"
@@ -46,18 +47,18 @@ struct AskFlags {
   TemplateFlags variables;
   std::string file;
   std::vector<std::string> prompts;
-  PrefillFlags prefill;  // its memory
+  PrefillFlags prefill;  // of turns, and the memory of rows
   std::optional<std::int64_t> length;
   bool mapped = false;
 };
 
 /// How questions of many tokens are read.
-PrefillAttention turns_of(const AskFlags& flags) {
-  return {.mode = Prefill::automatic, .sinks = flags.retrieval.sinks};
+std::optional<PrefillAttention> turns_of(const AskFlags& flags) {
+  return turn_attention(flags.prefill, flags.retrieval.sinks);
 }
 
 void check_flags(const AskFlags& flags) {
-  check_flags(flags.retrieval);
+  check_flags(flags.retrieval, flags.prefill);
   check_flags(flags.answers);
   template_variables(flags.variables);
 }
@@ -182,13 +183,16 @@ class Asking {
         [&](std::size_t i, std::string_view piece) { return streams[i].take(piece); });
     for (std::size_t i = 0; i < count; ++i) {
       streams[i].finish();
-      print_figures(prompts[i], std::ssize(tokens[i]), results[i], streams[i], first_token[i]);
+      print_figures(prompts[i], std::ssize(tokens[i]), results[i], streams[i], first_token[i],
+                    sessions[i].turn_shares());
     }
     return count;
   }
 
+  /// turns: what the prompt attended, if it was read as a turn.
   void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
-                     const AnswerStream& stream, double first_token) {
+                     const AnswerStream& stream, double first_token,
+                     std::span<const PrefillShare> turns) {
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =
         result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
@@ -204,6 +208,7 @@ class Asking {
       json["finish"] = name_of(result.finish);
       json["context_tokens"] = loaded_.context->tokens();
       json["prompt_tokens"] = read;
+      add_turn(json, turns);
       json["generated_tokens"] = count;
       json["first_token_seconds"] = first_token;
       json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
@@ -215,6 +220,8 @@ class Asking {
     fmt::print(stderr, "[{} tokens read, first answered after {}, {} answered, {}/s]\n",
                format_grouped(read), format_seconds(first_token), format_grouped(count),
                format_rate(rate));
+    if (const std::string attended = attended_text(turns); !attended.empty())
+      fmt::print(stderr, "[turn: sparse, {}]\n", attended);
   }
 
   const AskFlags& flags_;

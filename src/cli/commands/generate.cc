@@ -156,9 +156,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["prefill_seconds"] = prefilled.seconds;
   json["prefill_tokens_per_second"] = json_rate(prefilled.context->tokens(), prefilled.seconds);
   add_attended(json, prefilled);
-  const std::optional<AttendedShare> turn = attended_share(figures.turns);
-  json["turn_mass"] = turn ? Json(turn->mass) : Json(nullptr);
-  json["turn_keys"] = turn ? Json(turn->keys) : Json(nullptr);
+  add_turn(json, figures.turns);
   json["prompt_tokens"] = figures.prompt_tokens;
   json["prompt_seconds"] = result.prompt_seconds;
   json["generated_tokens"] = generated;

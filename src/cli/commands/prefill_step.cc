@@ -104,6 +104,12 @@ void add_attended(Json& json, const Prefilled& prefilled) {
   add("attended_keys", &AttendedShare::keys);
 }
 
+void add_turn(Json& json, std::span<const PrefillShare> shares) {
+  const std::optional<AttendedShare> turn = attended_share(shares);
+  json["turn_mass"] = turn ? Json(turn->mass) : Json(nullptr);
+  json["turn_keys"] = turn ? Json(turn->keys) : Json(nullptr);
+}
+
 std::string attended_text(std::span<const PrefillShare> shares, bool measured) {
   const std::optional<AttendedShare> share = attended_share(shares);
   if (!share) return {};

@@ -44,6 +44,10 @@ std::string reading_text(const PrefillAttention& attention, std::span<const Pref
 /// if the mode is Prefill::window: the share of dense attention that a window holds is unknown.
 void add_attended(Json& json, const Prefilled& prefilled);
 
+/// Adds what a turn attended to the figures for programs: null if it attended all earlier keys, or
+/// if there was no turn.
+void add_turn(Json& json, std::span<const PrefillShare> shares);
+
 /// No tokens give an empty context. Throws what Model::prefill does, and Interrupted.
 /// measure: see PrefillAttention::measure.
 Prefilled prefill(const Model& model, const RetrievalFlags& retrieval, const PrefillFlags& prefill,

@@ -40,6 +40,20 @@ FlagGroup with_flag(FlagGroup group, std::ptrdiff_t at, Flag flag) {
   return group;
 }
 
+/// The flags of how prompts over a context are read.
+FlagGroup turn_flags() {
+  FlagGroup group = prefill_flags("auto");
+  group.title = "prefill of long prompts";
+  std::erase_if(group.flags, [](const Flag& flag) { return !flag.names.starts_with("--prefill"); });
+  group.flags[0].meaning =
+      "read prompts of 272 tokens or more with dense or sparse attention; auto is sparse, or dense "
+      "where that is quicker; window: each token finds rows for itself";
+  group.flags[1] = needing(Flag("--prefill-window", group.flags[1].value,
+                                "sparse: let each token attend to the last N", "1024"),
+                           "--prefill", {"sparse", "auto"});
+  return group;
+}
+
 CommandHelp needle_command() {
   return {
       "needle",
@@ -183,6 +197,7 @@ CommandHelp ask_command() {
        answer_flags("128"),
        with_index(retrieval_flags("64"),
                   "find rows with an index of the file, or build another one first", "the file's"),
+       turn_flags(),
        shown_flags()},
       {"topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p \"Who is the hero?\" -p \"Where does it "
        "end?\"",
