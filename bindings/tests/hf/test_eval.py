@@ -357,6 +357,9 @@ def test_the_program_refuses_in_one_line(needle_14m, tmp_path, capsys):
     assert main([*flags, "--tasks", "nosuch"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("topkv.eval: 'nosuch' is no task; expected some of ruler, ")
+    assert main([*flags, "--prefill-keys", "64"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("topkv.eval: --prefill-keys: has no effect with --prefill dense; leave it out, or give")
     for flag, value, says in (
         ("--lengths", "4Q", "expected a count such as 4096, 128K or 1M, found '4Q'"),
         ("--dtype", "int8", "expected auto, float32, bfloat16 or float16, found 'int8'"),

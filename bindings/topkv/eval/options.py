@@ -7,7 +7,9 @@ import re
 
 import torch
 
+from topkv import InvalidArgument
 from topkv.eval.settings import Settings
+from topkv.hf.options import CHOOSING
 
 _EPILOG = """\
 METHODS, as in `topkv eval`: dense (transformers' own cache, read densely), codes, streaming, or an index such as
@@ -98,11 +100,11 @@ def parser() -> argparse.ArgumentParser:
         help="search on the host although a GPU could, to keep indices out of its memory")
     add("--prefill", choices=("auto", "dense", "sparse", "window"), default="dense",
         help="how topkv reads texts: auto is sparse, or dense where that is quicker [dense]")
-    add("--prefill-keys", type=count, default=8192, metavar="N",
+    add("--prefill-keys", type=count, metavar="N",
         help="sparse: let tokens choose up to N earlier keys [8192]")
     add("--prefill-least", type=int, metavar="N",
         help="sparse: let tokens choose N keys or more [512, or --prefill-keys if that is less]")
-    add("--prefill-mass", type=float, default=0.98, metavar="X",
+    add("--prefill-mass", type=float, metavar="X",
         help="sparse: choose no more keys once this share of attention is met [0.98]")
     add("--kv-dtype", metavar="TYPE", help="dtype of topkv's rows: f32, f16, bf16, q8, q8/q4, q4 [the "
         "model's; bf16 on a GPU]")
@@ -115,6 +117,18 @@ def parser() -> argparse.ArgumentParser:
         help="folder of results; continues an earlier run, and adds answers to it [out/eval-…, by settings]")
     add("--fresh", action="store_true", help="start over")
     return made
+
+
+def _choice(flags: argparse.Namespace) -> dict[str, float]:
+    """Settings of how tokens of a prefill choose keys, if they are given."""
+    names = ("prefill_keys", "prefill_least", "prefill_mass")
+    given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
+    if given and flags.prefill not in CHOOSING:
+        flag = "--" + next(iter(given)).replace("_", "-")
+        raise InvalidArgument(
+            f"{flag}: has no effect with --prefill {flags.prefill}; leave it out, or give --prefill sparse or auto"
+        )
+    return given
 
 
 def settings_of(flags: argparse.Namespace) -> Settings:
@@ -134,9 +148,7 @@ def settings_of(flags: argparse.Namespace) -> Settings:
         select_by=flags.kv_select,
         host_search=flags.kv_host_search,
         prefill=flags.prefill,
-        prefill_keys=flags.prefill_keys,
-        prefill_least=flags.prefill_least,
-        prefill_mass=flags.prefill_mass,
+        **_choice(flags),
         kv_dtype=flags.kv_dtype,
         chunk=flags.chunk,
     )
