@@ -299,6 +299,11 @@ void bind_model(py::module_& module) {
       .def_property_readonly("draft_layer_bytes", &Model::draft_layer_bytes,
                              "Host memory that a session keeps for the model's own draft layer, in "
                              "bytes; 0: there is none.")
+      .def("fingerprint", &Model::fingerprint, WithoutGil(),
+           "Returns 16 characters that identify everything that rows of this model depend on: "
+           "configuration, tokenizer, chat template and weights, the format in which weights are "
+           "held, and the length for which keys are rotated. topkv prefill and topkv ask name a "
+           "model so: pass it as model= to Context.save. Reads a few MiB. Raises FileError.")
       .def("check_reach", &Model::check_reach, py::arg("tokens"),
            "Warns if `tokens` tokens go beyond config.reach, unless it has warned before.")
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)

@@ -192,6 +192,20 @@ def test_the_length_that_is_meant_is_kept(needle_14m):
         topkv.ModelConfig.load(needle_14m, length=-1)
 
 
+def test_a_fingerprint_is_of_all_that_rows_depend_on(model, needle_14m, tmp_path):
+    mine = model.fingerprint()
+    assert len(mine) == 16
+    same = tmp_path / "same"
+    shutil.copytree(needle_14m, same)
+    copy = topkv.Model.load(same)
+    assert copy.fingerprint() == mine
+    assert topkv.Model.load(needle_14m, weights="int8").fingerprint() != mine
+    assert topkv.Model.load(copy_with(needle_14m, tmp_path / "other", rms_norm_eps=0.5)).fingerprint() != mine
+    (same / "model.safetensors").unlink()
+    with pytest.raises(topkv.FileError, match="model.safetensors"):
+        copy.fingerprint()
+
+
 def test_prefill_options_reach_the_context(model, tokens):
     reports = []
     context = model.prefill(

@@ -1112,6 +1112,13 @@ class Model:
     @property
     def draft_layer_bytes(self) -> int:
         """Host memory that a session keeps for the model's own draft layer, in bytes; 0: there is none."""
+    def fingerprint(self) -> str:
+        """Returns 16 characters that identify everything that rows of this model depend on.
+
+        These are configuration, tokenizer, chat template and weights, the format in which weights are
+        held, and the length for which keys are rotated. topkv prefill and topkv ask name a model so:
+        pass it as model= to Context.save. Reads a few MiB. Raises FileError."""
+
     def check_reach(self, tokens: int) -> None: ...
     def tokenizer(self) -> Tokenizer: ...
     def prefill(
