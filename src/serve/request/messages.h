@@ -20,8 +20,8 @@ nlohmann::ordered_json arguments_of_call(const BodyJson& given,
                                          const nlohmann::ordered_json& ordered,
                                          const std::string& name);
 
-/// Adds what an assistant thought to the fields of its message, under both names that templates have
-/// for it. An empty text adds nothing.
+/// Adds what an assistant thought to the fields of its message, under both names that templates
+/// have for it. An empty text adds nothing.
 void add_reasoning(const std::string& reasoning, nlohmann::ordered_json& fields);
 
 /// Whose names the fields of messages have.
