@@ -9,8 +9,11 @@
 #include <span>
 #include <vector>
 
+#include "src/core/text/utf8.h"
 #include "src/eval/run/confidence_interval.h"
 #include "src/eval/tasks/random_draws.h"
+#include "src/eval/tasks/record_score.h"
+#include "src/eval/tasks/sequence_ratio.h"
 
 namespace topkv {
 namespace {
@@ -44,6 +47,136 @@ TEST(Scores, AMatchIsCountedInCharacters) {
   EXPECT_EQ(match_length("Größe", "Größen"), 5);
   EXPECT_EQ(match_length("ä", "ö"), 0);  // the first byte is the same
   EXPECT_DOUBLE_EQ(score_of(Scoring::match, "abc", {"abd"}), 2);
+}
+
+// Expected values: difflib.SequenceMatcher(None, a, b).ratio() of CPython 3.11.
+
+TEST(SequenceRatios, AreThoseOfDifflib) {
+  EXPECT_EQ(sequence_ratio("", ""), 1);
+  EXPECT_EQ(sequence_ratio("", "a"), 0);
+  EXPECT_DOUBLE_EQ(sequence_ratio("abcd", "bcde"), 0.75);
+  EXPECT_DOUBLE_EQ(sequence_ratio("tide", "diet"), 0.25);
+  EXPECT_DOUBLE_EQ(sequence_ratio("diet", "tide"), 0.5);
+  EXPECT_DOUBLE_EQ(
+      sequence_ratio("private Thread currentThread;", "private volatile Thread currentThread;"),
+      0.8656716417910447);
+  EXPECT_DOUBLE_EQ(sequence_ratio("qabxcd", "abycdf"), 0.6666666666666666);
+  EXPECT_DOUBLE_EQ(sequence_ratio("  the cat sat on", "the mat sat on it"), 0.7878787878787878);
+  EXPECT_DOUBLE_EQ(sequence_ratio("aaaaab", "baaaaa"), 0.8333333333333334);
+}
+
+TEST(SequenceRatios, CountCharactersAndNotBytes) {
+  EXPECT_DOUBLE_EQ(sequence_ratio("Größe", "Grüße"), 0.8);
+  EXPECT_DOUBLE_EQ(sequence_ratio("a\xff", "a\xfe"), 1);  // U+FFFD both
+}
+
+/// Characters of an alphabet in an order that Python can repeat:
+///   for _ in range(n): x = (x * 1103515245 + 12345) % 2**31; text += alphabet[(x >> 16) % size]
+std::string drawn_text(std::uint64_t x, std::int64_t length, std::u32string_view alphabet) {
+  std::string text;
+  for (std::int64_t i = 0; i < length; ++i) {
+    x = (x * 1103515245 + 12345) % (std::uint64_t{1} << 31U);
+    append_utf8(alphabet[(x >> 16U) % alphabet.size()], text);
+  }
+  return text;
+}
+
+TEST(SequenceRatios, OfLongTextsLeaveOutPopularCharacters) {
+  std::u32string han;
+  for (char32_t c = 0x4e00; c < 0x4e00 + 200; ++c) han += c;
+  struct Case {
+    std::int64_t a, b;
+    std::u32string alphabet;
+    double ratio;
+  };
+  // Seeds are a and b + 1.
+  for (const auto& [a, b, alphabet, ratio] : {Case{50, 60, U"abc", 0.5272727272727272},
+                                              {199, 199, U"ab", 0.3316582914572864},
+                                              {200, 200, U"ab", 0.005},
+                                              {300, 250, U"abcdefghijklmnopqrstuvwxyz ", 0},
+                                              {199, 500, U"abcdefgh", 0.002861230329041488},
+                                              {500, 199, U"abcdefgh", 0.16022889842632332},
+                                              {400, 400, han, 0.0275}}) {
+    const std::string first = drawn_text(static_cast<std::uint64_t>(a), a, alphabet);
+    const std::string second = drawn_text(static_cast<std::uint64_t>(b) + 1, b, alphabet);
+    EXPECT_DOUBLE_EQ(sequence_ratio(first, second), ratio) << a << " " << b;
+    EXPECT_EQ(sequence_ratio(second, second), 1);
+  }
+  // 400 characters of which the last 200 are the first of the other text.
+  const std::string second = drawn_text(401, 400, han);
+  EXPECT_DOUBLE_EQ(
+      sequence_ratio(drawn_text(400, 400, han).substr(3 * 133) + second.substr(0, 3 * 200), second),
+      0.461361014994233);
+}
+
+TEST(Scores, APrefixedSequenceCountsBehindItsPrefix) {
+  const std::vector<std::string> reference = {"aYooSG8CQgabcd"};
+  const auto score = [&](std::string_view answer) {
+    return score_of(Scoring::prefixed_sequence, answer, reference);
+  };
+  EXPECT_EQ(score("aYooSG8CQgabcd"), 1);
+  EXPECT_EQ(score(" aYooSG8CQgabcd\n"), 1);
+  EXPECT_DOUBLE_EQ(score("aYooSG8CQgbcde"), 0.75);
+  EXPECT_EQ(score("aYooSG8CQg"), 0);
+  EXPECT_EQ(score("abcd"), 0);
+  EXPECT_EQ(score("aYooSG8CQ"), 0);
+  EXPECT_EQ(score("Sure: aYooSG8CQgabcd"), 0);
+  EXPECT_EQ(score(""), 0);
+  EXPECT_EQ(score("\xff\xfe"), 0);
+  EXPECT_EQ(score("aYooSG8CQg" + std::string(10'000'000, 'a')), 0);
+  EXPECT_DOUBLE_EQ(score("aYooSG8CQgab\xff\xff"), 0.5);
+}
+
+constexpr const char* two_people = R"([{"name": "Ann", "trade": "mason", "town": "Milford"}, )"
+                                   R"({"name": "Bob", "trade": "baker", "town": "Ashford"}])";
+
+TEST(RecordScores, AreTheShareOfTheReference) {
+  EXPECT_EQ(record_score(two_people, two_people), 1);
+  EXPECT_EQ(score_of(Scoring::records, two_people, {two_people}), 1);
+  // Another order of records and keys, other white space, text around them.
+  EXPECT_EQ(record_score("Here:\n```json\n[\n {\"town\": \"Ashford\", \"trade\": \"baker\",\n"
+                         "\"name\": \"Bob\"}, {\"name\":\"Ann\",\"trade\":\"mason\",\"town\":"
+                         "\"Milford\"}]\n``` [1]",
+                         two_people),
+            1);
+  EXPECT_EQ(record_score(R"([{"name": "Ann", "trade": "mason", "town": "Milford"}])", two_people),
+            0.5);
+}
+
+TEST(RecordScores, TakeAHalfForAMissingKeyAndAQuarterForAWrongValue) {
+  const std::string reference = R"([{"name": "Ann", "trade": "mason", "town": "7"}])";
+  const auto score = [&](std::string_view answer) { return record_score(answer, reference); };
+  EXPECT_EQ(score(R"([{"name": "Ann", "trade": "mason"}])"), 0.5);
+  EXPECT_EQ(score(R"([{"name": "Ann", "trade": "mason", "town": null}])"), 0.5);
+  EXPECT_EQ(score(R"([{"name": "Ann", "trade": "baker", "town": "7"}])"), 0.75);
+  EXPECT_EQ(score(R"([{"name": "Ann", "trade": "mason", "town": 7}])"), 1);
+  EXPECT_EQ(score(R"([{"name": "Ann", "trade": "mason", "town": 7.0}])"), 0.75);
+  EXPECT_EQ(score(R"([{"name": "Ann", "trade": {"a": 1}, "town": true}])"), 0.5);
+  EXPECT_EQ(score(R"([{"name": "Ann"}])"), 0);
+  EXPECT_EQ(score(R"([{"name": "Ann", "trade": "mason", "town": "7", "age": "9"}])"), 1);
+}
+
+TEST(RecordScores, DivideByRecordsThatAreTooMany) {
+  const std::string reference = R"([{"name": "Ann", "trade": "mason", "town": "Milford"}])";
+  const std::string ann = reference.substr(1, reference.size() - 2);
+  EXPECT_EQ(record_score("[" + ann + ", " + ann + "]", reference), 0.5);
+  EXPECT_EQ(record_score("[" + ann + R"(, {"name": "Eve"}])", reference), 0.5);
+  EXPECT_EQ(
+      record_score("[" + ann + R"(, {"trade": "mason"}, "Ann", 3, null, {"name": 1}])", reference),
+      1.0 / 6);
+}
+
+TEST(RecordScores, OfAnswersThatAreNoListOfRecordsAreZero) {
+  for (const std::string& answer : std::vector<std::string>{
+           "", "]", "[", "[]", "]\n[", "nothing", "[{\"name\": \"Ann\"", "[{\"name\": \"Ann\"]",
+           "{\"name\": \"Ann\"}", "[{\"name\": NaN}]", "[\xff\xfe{]", "[{\"name\": \"\xff\"}]",
+           "[" + std::string(200'000, '{') + "]", std::string(5'000'000, '['),
+           "[{\"name\": \"" + std::string(5'000'000, 'a') + "\"}]"}) {
+    EXPECT_EQ(record_score(answer, two_people), 0) << answer.substr(0, 40);
+  }
+  std::string nested = "[";
+  for (int i = 0; i < 100'000; ++i) nested += "{\"a\":";
+  EXPECT_EQ(record_score(nested + "1" + std::string(100'000, '}') + "]", two_people), 0);
 }
 
 TEST(SquadF1, ComparesWordsAsSquadDoes) {

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 #include <sstream>
 
 #include "tests/eval/tokens.h"
@@ -164,6 +166,153 @@ TEST_F(Tasks, TablesAreAnsweredByCountingThemAgain) {
       }();
       EXPECT_EQ(sample.references, std::vector<std::string>{expected}) << sample.question;
     }
+  }
+}
+
+/// Turns of a conversation: what is asked for ("poem about tapirs") and the reply.
+std::vector<std::pair<std::string, std::string>> turns_of(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> turns;
+  std::istringstream lines(text);
+  const std::string user = "User: write a ";
+  const std::string assistant = "Assistant: ";
+  for (std::string asked, reply; std::getline(lines, asked) && std::getline(lines, reply);) {
+    EXPECT_TRUE(asked.starts_with(user)) << asked;
+    EXPECT_TRUE(reply.starts_with(assistant)) << reply;
+    turns.emplace_back(asked.substr(user.size()), reply.substr(assistant.size()));
+  }
+  return turns;
+}
+
+TEST_F(Tasks, AConversationHasTheEqualRequestsAndTheReplyAskedFor) {
+  const std::map<std::string, std::size_t> needles = {{"mrcr_2", 2}, {"mrcr_4", 4}, {"mrcr_8", 8}};
+  EXPECT_EQ(parse_tasks("mrcr"), (std::vector<std::string>{"mrcr_2", "mrcr_4", "mrcr_8"}));
+  for (const auto& [name, count] : needles) {
+    const EvalTask one = task(name);
+    EXPECT_EQ(one.scoring, Scoring::prefixed_sequence);
+    std::set<std::string> asked;
+    for (std::int64_t number = 0; number < 5; ++number) {
+      const EvalSample sample = made(one, 3000, number);
+      expect_filled(sample, 3000, 100);
+      EXPECT_TRUE(sample.one_line);
+      std::smatch match;
+      ASSERT_TRUE(std::regex_match(
+          sample.question, match,
+          std::regex("User: Prepend ([A-Za-z0-9]{10}) to the ([1-8])(st|nd|rd|th) \\(1 indexed\\) "
+                     "(.+)\\. Do not include any other text in your response\\.\nAssistant:")))
+          << sample.question;
+      asked.insert(match[2].str());
+      const std::string text = text_of(sample);
+      const std::string head = "Here is the conversation that I will ask about:\n\n";
+      ASSERT_NE(text.find(head), text.npos);
+      std::vector<std::string> replies;
+      std::set<std::string> all;
+      const auto turns = turns_of(text.substr(text.find(head) + head.size()));
+      for (const auto& [kind, reply] : turns) {
+        if (kind == match[4].str()) replies.push_back(reply);
+        EXPECT_TRUE(all.insert(reply).second) << "a reply twice";
+        EXPECT_EQ(text.find(match[1].str()), text.npos);
+      }
+      EXPECT_GT(turns.size(), 40U);
+      ASSERT_EQ(replies.size(), count);
+      const std::string expected = match[1].str() + replies.at(std::stoul(match[2].str()) - 1);
+      EXPECT_EQ(sample.references, std::vector<std::string>{expected});
+      EXPECT_GE(sample.predict, std::ssize(words_.encode(expected)));
+      EXPECT_EQ(score_of(one.scoring, expected, sample.references), 1);
+      EXPECT_EQ(score_of(one.scoring, expected.substr(1), sample.references), 0);
+      for (const std::string& reply : replies) {
+        if (match[1].str() + reply == expected) continue;
+        EXPECT_LT(score_of(one.scoring, match[1].str() + reply, sample.references), 0.6);
+      }
+      EXPECT_EQ(sample.context, made(one, 3000, number).context);
+    }
+    EXPECT_GT(asked.size(), 1U);
+  }
+}
+
+TEST_F(Tasks, EqualRequestsAreAllOverAConversation) {
+  const EvalTask one = task("mrcr_8");
+  std::int64_t first_half = 0;
+  for (std::int64_t number = 0; number < 20; ++number) {
+    const EvalSample sample = made(one, 4000, number);
+    const std::string text = text_of(sample);
+    first_half +=
+        text.find(sample.references.front().substr(mrcr_prefix)) < text.size() / 2 ? 1 : 0;
+  }
+  EXPECT_GT(first_half, 3);
+  EXPECT_LT(first_half, 17);
+}
+
+TEST_F(Tasks, PeopleOfATextAreToBeListedInJson) {
+  const EvalTask one = task("text2json");
+  EXPECT_EQ(one.scoring, Scoring::records);
+  EXPECT_EQ(one.haystack, "generated");
+  for (std::int64_t number = 0; number < 5; ++number) {
+    const EvalSample sample = made(one, 3000, number);
+    expect_filled(sample, 3000, 10);
+    EXPECT_FALSE(sample.one_line);
+    const std::string text = text_of(sample);
+    ASSERT_EQ(sample.references.size(), 1U);
+    const nlohmann::json records = nlohmann::json::parse(sample.references.front());
+    ASSERT_EQ(records.size(), 16U);
+    std::size_t before = 0;
+    std::set<std::string> names;
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      EXPECT_EQ(records[i].size(), 3U);
+      const std::string name = records[i].at("name");
+      EXPECT_TRUE(names.insert(name).second);
+      const std::size_t at = text.find(name);
+      ASSERT_NE(at, text.npos);
+      EXPECT_EQ(text.find(name, at + 1), text.npos) << "a name twice";
+      // The sentence around the name has the other values.
+      const std::size_t begin = text.rfind(". ", at) + 2;
+      const std::string sentence = text.substr(begin, text.find('.', at) - begin);
+      for (const std::string key : {"trade", "town"}) {
+        EXPECT_NE(sentence.find(records[i].at(key).get<std::string>()), sentence.npos) << sentence;
+      }
+      // Evenly: each in its sixteenth of the text, give or take a part of it.
+      const double share = static_cast<double>(at) / static_cast<double>(text.size());
+      EXPECT_NEAR(share, (static_cast<double>(i) + 0.5) / 16, 0.03);
+      EXPECT_GT(at, before);
+      before = at;
+    }
+    EXPECT_EQ(score_of(one.scoring, sample.references.front(), sample.references), 1);
+    const auto half = nlohmann::json(records.begin(), records.begin() + 8);
+    EXPECT_EQ(score_of(one.scoring, half.dump(2), sample.references), 0.5);
+    EXPECT_GE(sample.predict, std::ssize(words_.encode(records.dump(2))));
+  }
+  EXPECT_NE(made(one, 3000, 0).references, made(one, 3000, 1).references);
+  expect_error<InvalidArgument>([&] { made(one, 300); }, "the least text of the task takes",
+                                {"use a longer length"});
+}
+
+TEST_F(Tasks, ManyNeedlesOfOneKeyAreSpreadEvenly) {
+  const EvalTask one = task("multineedle");
+  EXPECT_EQ(one.scoring, Scoring::all);
+  for (std::int64_t number = 0; number < 5; ++number) {
+    const EvalSample sample = made(one, 4000, number);
+    expect_filled(sample, 4000, 10);
+    std::smatch match;
+    ASSERT_TRUE(std::regex_match(
+        sample.question, match,
+        std::regex(
+            "What are all the special magic numbers for (.+) mentioned in the provided text, "
+            "in the order in which they are mentioned\\? The special magic numbers for \\1 "
+            "mentioned in the provided text are, in this order,")));
+    const std::string text = text_of(sample);
+    ASSERT_EQ(sample.references.size(), 32U);
+    EXPECT_EQ(std::set<std::string>(sample.references.begin(), sample.references.end()).size(),
+              32U);
+    for (std::size_t i = 0; i < sample.references.size(); ++i) {
+      const std::size_t at = text.find(" One of the special magic numbers for " + match[1].str() +
+                                       " is: " + sample.references[i] + ".");
+      ASSERT_NE(at, text.npos);
+      const double share = static_cast<double>(at) / static_cast<double>(text.size());
+      EXPECT_NEAR(share, (static_cast<double>(i) + 0.5) / 32, 0.03);
+    }
+    std::string half;
+    for (std::size_t i = 0; i < 16; ++i) half += sample.references[2 * i] + ", ";
+    EXPECT_EQ(score_of(one.scoring, half, sample.references), 0.5);
+    EXPECT_EQ(score_of(one.scoring, "\xff\xfe", sample.references), 0);
   }
 }
 

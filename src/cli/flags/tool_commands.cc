@@ -173,9 +173,10 @@ CommandHelp eval_command() {
         {Flag(
              "--tasks",
              value::text("tasks such as ruler,passkey,tables", "LIST",
-                         {"ruler", "passkey", "passkey_steps", "repetition", "tables", "qa"}),
+                         {"ruler", "passkey", "passkey_steps", "repetition", "tables", "mrcr",
+                          "text2json", "multineedle", "qa"}),
              "run these tasks: ruler or some of it (niah_single_1, vt, …), passkey, passkey_steps, "
-             "repetition, tables, qa",
+             "repetition, tables, mrcr, text2json, multineedle, qa",
              "ruler"),
          Flag("--lengths", value::text("tokens such as 4096,128K,1M", "LIST"),
               "make samples of these lengths in tokens, with question and answer, as RULER does",

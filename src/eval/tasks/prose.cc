@@ -48,4 +48,26 @@ std::shared_ptr<Prose> ProseSource::prose(std::uint64_t seed) const {
   return texts_ ? texts_ : std::make_shared<Prose>(generated, seed);
 }
 
+std::string with_inserted(const std::vector<std::string>& sentences,
+                          const std::vector<std::string>& inserted,
+                          const std::vector<std::int64_t>& places) {
+  std::string text;
+  const auto add = [&](const std::string& sentence) {
+    if (!text.empty()) text += ' ';
+    text += sentence;
+  };
+  std::size_t next = 0;
+  for (std::int64_t at = 0; at <= std::ssize(sentences); ++at) {
+    while (next < places.size() && places[next] == at) add(inserted[next++]);
+    if (at < std::ssize(sentences)) add(sentences[static_cast<std::size_t>(at)]);
+  }
+  return text;
+}
+
+std::vector<std::int64_t> even_places(std::int64_t sentences, std::int64_t count) {
+  std::vector<std::int64_t> places;
+  for (std::int64_t i = 0; i < count; ++i) places.push_back((2 * i + 1) * sentences / (2 * count));
+  return places;
+}
+
 }  // namespace topkv

@@ -42,4 +42,14 @@ class ProseSource {
   std::shared_ptr<Prose> texts_;  // of a directory
 };
 
+/// One text of sentences and of others that are put between them, with spaces between all.
+/// inserted[i] stands before sentence places[i], or behind the last. REQUIRES: places are sorted
+/// and at most the number of sentences, one for each that is inserted.
+std::string with_inserted(const std::vector<std::string>& sentences,
+                          const std::vector<std::string>& inserted,
+                          const std::vector<std::int64_t>& places);
+
+/// Places for `count` insertions in the middle of `count` equal parts of the sentences.
+std::vector<std::int64_t> even_places(std::int64_t sentences, std::int64_t count);
+
 }  // namespace topkv

@@ -97,17 +97,7 @@ std::string essay_context(const std::vector<std::string>& sentences, const Hidde
     places.push_back(std::ssize(sentences) * depth / 100);
   }
   std::ranges::sort(places);
-  std::string text;
-  const auto add = [&](const std::string& sentence) {
-    if (!text.empty()) text += ' ';
-    text += sentence;
-  };
-  std::size_t needle = 0;
-  for (std::int64_t at = 0; at <= std::ssize(sentences); ++at) {
-    while (needle < places.size() && places[needle] == at) add(hidden.needles[needle++]);
-    if (at < std::ssize(sentences)) add(sentences[static_cast<std::size_t>(at)]);
-  }
-  return text;
+  return with_inserted(sentences, hidden.needles, places);
 }
 
 /// Needles between lines, no two of them in the same place.

@@ -6,6 +6,8 @@
 #include <sstream>
 
 #include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/record_score.h"
+#include "src/eval/tasks/sequence_ratio.h"
 
 namespace topkv {
 namespace {
@@ -18,6 +20,8 @@ bool continues(char c) { return (static_cast<unsigned char>(c) & 0xc0U) == 0x80U
 bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == '\f' || c == '\v';
 }
+
+constexpr std::size_t longest_answer = 100;  ///< times the reference, of a prefixed sequence
 
 std::string_view without_leading_space(std::string_view text) {
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
@@ -56,6 +60,14 @@ std::int64_t match_length(std::string_view answer, std::string_view reference) {
       std::count_if(reference.begin(), b, [](char c) { return !continues(c); });
   if (b != reference.end() && continues(*b)) --characters;
   return characters;
+}
+
+double prefixed_sequence_score(std::string_view answer, std::string_view reference) {
+  answer = without_leading_space(answer);
+  while (!answer.empty() && is_space(answer.back())) answer.remove_suffix(1);
+  if (!answer.starts_with(reference.substr(0, mrcr_prefix))) return 0;
+  if (answer.size() / longest_answer > reference.size()) return 0;
+  return sequence_ratio(answer.substr(mrcr_prefix), reference.substr(mrcr_prefix));
 }
 
 std::string first_number(std::string_view text) {
@@ -109,6 +121,10 @@ double score_of(Scoring scoring, std::string_view answer,
       return std::any_of(references.begin(), references.end(), occurs) ? 1 : 0;
     case Scoring::number:
       return first_number(answer) == references.front() ? 1 : 0;
+    case Scoring::prefixed_sequence:
+      return prefixed_sequence_score(answer, references.front());
+    case Scoring::records:
+      return record_score(answer, references.front());
     case Scoring::match:
       break;
   }

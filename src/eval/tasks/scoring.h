@@ -14,6 +14,8 @@ enum class Scoring : std::uint8_t {
   any,     ///< 1 when one of them does (RULER's string_match_part)
   number,  ///< 1 when the first number in the answer is the reference
   match,   ///< characters that the answer has in common with the reference from its beginning
+  prefixed_sequence,  ///< how alike answer and reference are behind their prefix (OpenAI's MRCR)
+  records,            ///< share of the reference's JSON records that are right (Text2JSON)
 };
 
 /// Between 0 and 1; of Scoring::match a count of characters. REQUIRES: a reference.
@@ -24,6 +26,16 @@ double score_of(Scoring scoring, std::string_view answer,
 /// et al. 2024, SparQ Attention; graphcore-research/llm-inference-research,
 /// llminference/tasks/repetition.py.)
 std::int64_t match_length(std::string_view answer, std::string_view reference);
+
+/// Characters of the random string that an answer of Scoring::prefixed_sequence begins with.
+inline constexpr std::size_t mrcr_prefix = 10;
+
+/// The score of OpenAI's MRCR (openai/mrcr, README.md), between 0 and 1: 0 when the answer does not
+/// begin with the first mrcr_prefix bytes of the reference, else the sequence_ratio of the text
+/// behind them. White space around the answer is left out first, for prompts without a chat
+/// template end before a space. An answer of more than 100 times the bytes of the reference scores
+/// 0: its ratio is near 0, and takes long to compute. REQUIRES: a reference with a prefix in ASCII.
+double prefixed_sequence_score(std::string_view answer, std::string_view reference);
 
 /// The first whole number in a text ("1,240" is 1240), as digits; empty where there is none.
 std::string first_number(std::string_view text);

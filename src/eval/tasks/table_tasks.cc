@@ -23,10 +23,6 @@ constexpr std::int64_t least_orders = 8;
 
 constexpr std::array<std::string_view, 8> items = {"lanterns", "kettles", "baskets", "hammers",
                                                    "blankets", "mirrors", "candles", "ladders"};
-constexpr std::array<std::string_view, 16> towns = {
-    "Ashford",  "Brookdale", "Cedarville", "Dunmore",  "Eastbrook", "Fairhaven",
-    "Glenwood", "Harborne",  "Inglewood",  "Kingsley", "Lakemont",  "Milford",
-    "Northam",  "Oakridge",  "Penrose",    "Redcliff"};
 
 struct Order {
   std::int64_t number = 0;
@@ -46,7 +42,7 @@ Tables random_tables(std::int64_t orders, std::uint64_t seed) {
   Tables tables;
   tables.customers = draw_words(random, std::max<std::int64_t>(2, orders / orders_of_customer));
   for (std::size_t c = 0; c < tables.customers.size(); ++c) {
-    tables.homes.push_back(random.pick(towns));
+    tables.homes.push_back(random.pick(towns()));
   }
   std::int64_t number = random.between(1000, 1999);
   for (std::int64_t i = 0; i < orders; ++i) {

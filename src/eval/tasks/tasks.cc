@@ -19,11 +19,13 @@ std::span<const TaskName> task_names() {
         {"passkey_steps", {"passkey_steps"}},
         {"repetition", {"repetition"}},
         {"tables", {"tables_count", "tables_sum", "tables_hop"}},
+        {"mrcr", {"mrcr_2", "mrcr_4", "mrcr_8"}},
+        {"text2json", {"text2json"}},
+        {"multineedle", {"multineedle"}},
         {"qa", {"qa"}}};
-    for (const std::size_t several : {0U, 4U}) {
-      for (const std::string& task : std::vector<std::string>(all[several].tasks)) {
-        all.push_back({task, {task}});
-      }
+    for (const TaskName& name : std::vector<TaskName>(all)) {
+      if (name.tasks.size() == 1) continue;
+      for (const std::string& task : name.tasks) all.push_back({task, {task}});
     }
     return all;
   }();
@@ -61,6 +63,9 @@ std::vector<EvalTask> make_eval_tasks(const std::vector<std::string>& names,
   known.push_back(passkey_task(tokens, true));
   known.push_back(repetition_task(tokens, essays));
   std::ranges::copy(table_tasks(tokens), std::back_inserter(known));
+  std::ranges::copy(mrcr_tasks(tokens), std::back_inserter(known));
+  known.push_back(text2json_task(tokens, essays));
+  known.push_back(multineedle_task(tokens, essays));
   if (std::ranges::find(names, "qa") != names.end()) known.push_back(qa_task(tokens, sources));
   std::vector<EvalTask> tasks;
   for (const std::string& name : names) {

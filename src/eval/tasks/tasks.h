@@ -18,7 +18,7 @@ struct TaskSources {
   std::filesystem::path questions;           ///< qa's questions, JSON lines
 };
 
-/// One name, or that of several: "ruler" are eleven tasks, "tables" three.
+/// One name, or that of several: "ruler" are eleven tasks, "tables" and "mrcr" three.
 struct TaskName {
   std::string name;
   std::vector<std::string> tasks;
@@ -45,6 +45,20 @@ EvalTask repetition_task(const TaskTokens& tokens, const ProseSource& essays);
 /// Questions about generated tables whose answers need many rows, or two of them: tables_count,
 /// tables_sum, tables_hop.
 std::vector<EvalTask> table_tasks(const TaskTokens& tokens);
+
+/// OpenAI's MRCR (Vodrahalli et al. 2024, Michelangelo, arXiv 2409.12640; openai/mrcr): mrcr_2,
+/// mrcr_4 and mrcr_8. A conversation has so many equal requests among others, and the i-th reply to
+/// them is to be repeated, behind a random string. Requests and replies are generated.
+std::vector<EvalTask> mrcr_tasks(const TaskTokens& tokens);
+
+/// People whose trade and town are spread evenly over prose; all are to be listed in JSON. After
+/// Text2JSON (Bocharnikov et al. 2026, arXiv 2604.08426), with its score and a text of our own.
+EvalTask text2json_task(const TaskTokens& tokens, const ProseSource& essays);
+
+/// The values of one key in RULER's needles, which are spread evenly over prose, as those of
+/// NeedleBench's multi-needle retrieval are (Li et al. 2024, arXiv 2407.11963). All are asked for
+/// at once, in their order.
+EvalTask multineedle_task(const TaskTokens& tokens, const ProseSource& essays);
 
 /// A user's questions about a user's files, in RULER's template for questions about documents. The
 /// files are read now. Throws FileError, or InvalidArgument when no question can be asked.

@@ -39,6 +39,11 @@ constexpr auto adjective_list = std::to_array<std::string_view>({
     "western",  "wide",     "wild",     "windy",    "wise",     "witty",    "woolen",   "young",
 });
 
+constexpr auto town_list = std::to_array<std::string_view>(
+    {"Ashford", "Brookdale", "Cedarville", "Dunmore", "Eastbrook", "Fairhaven", "Glenwood",
+     "Harborne", "Inglewood", "Kingsley", "Lakemont", "Milford", "Northam", "Oakridge", "Penrose",
+     "Redcliff"});
+
 constexpr auto noun_list = std::to_array<std::string_view>({
     "acorn",    "actor",    "airport", "almond",  "anchor",   "anvil",    "apple",    "apron",
     "arch",     "armchair", "arrow",   "atlas",   "attic",    "autumn",   "badge",    "bakery",
@@ -170,6 +175,8 @@ constexpr auto openings = std::to_array<std::string_view>({
 
 std::span<const std::string_view> adjectives() { return adjective_list; }
 std::span<const std::string_view> nouns() { return noun_list; }
+
+std::span<const std::string_view> towns() { return town_list; }
 
 std::string random_adjective_noun(Random& random) {
   const std::string_view adjective = random.pick(adjective_list);

@@ -30,6 +30,8 @@ class Random {
 
 std::span<const std::string_view> adjectives();
 std::span<const std::string_view> nouns();
+/// Names of invented towns.
+std::span<const std::string_view> towns();
 
 /// "adjective-noun", as RULER makes keys and word values.
 std::string random_adjective_noun(Random& random);
