@@ -11,8 +11,10 @@ lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' p
 topkv := build/release/src/cli/topkv
 # A process per core, each with one thread of PyTorch's: the models of the tests are small.
 pytest := OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist loadfile
-# Tests of topkv.hf that run whole programs take most of the time. They run with the newest transformers alone.
-slow_hf_tests := scripts distributed eval picture_examples sequence_shards
+# Tests of topkv.hf that run whole programs, or of what does not depend on the models of transformers, run with the newest
+# alone.
+newest_hf_tests := distributed eval failed_calls fingerprint freeze half_precision install interrupts method models_table \
+  picture_examples progress random_calls retrieval saved_texts saved_tokenizers scripts sequence_shards sparse_prefill
 # With a GPU here, CUDA code is compiled for this GPU alone, which is quicker. A bundle is for all GPUs.
 gpu_arch_flag := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
 # Targets that run a program here leave CUDA out if there is no GPU: compiling it for all GPUs takes most of an hour.
@@ -110,7 +112,7 @@ check-python: setup
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
 	build/check-python/bin/pip install --quiet --no-compile --constraint bindings/tests/constraints.txt \
 	  'transformers==$(lowest_transformers).*'
-	$(pytest) bindings/tests/hf $(foreach file,$(slow_hf_tests),--ignore=bindings/tests/hf/test_$(file).py)
+	$(pytest) bindings/tests/hf $(foreach file,$(newest_hf_tests),--ignore=bindings/tests/hf/test_$(file).py)
 endif
 
 real := build/real
