@@ -16,11 +16,11 @@ namespace topkv::gpu {
 /// What attend_listed_part keeps in shared memory, besides the queries, for rows of D dims at most.
 template <int D>
 struct ListedShared {
-  static constexpr int tile = D > many_dims ? 8 : warp;  // rows that are attended at once
-  int count;                                             // of the part's rows
-  int positions[most_listed];                            // in any order
-  std::uint16_t order[most_listed];                      // their places, by position
-  float values[tile][D];
+  static constexpr int tile = D > many_dims ? 8 : D > few_dims ? 32 : 64;  // rows at once
+  int count;                                                               // of the part's rows
+  int positions[most_listed];                                              // in any order
+  std::uint16_t order[most_listed];                                        // by position
+  alignas(16) float values[tile][D];
   float scores[code_group][tile];
   float weights[tile][code_group];
   float high[code_group], mass[code_group], before[code_group];
@@ -31,27 +31,44 @@ __host__ __device__ constexpr int listed_shared_bytes(int forms) {
   return static_cast<int>(sizeof(ListedShared<D>) + sizeof(float) * forms * code_group * D);
 }
 
-/// Element 32 b + lane of a vector.
-__device__ __forceinline__ float element_of(const std::byte* vector, DType type, int b) {
-  constexpr int block_elements = 32;  // of q8 and q4: one for each lane
-  const int lane = static_cast<int>(threadIdx.x) % warp;
-  const auto half_at = [](const std::byte* at) {
-    return __half2float(*reinterpret_cast<const __half*>(at));
-  };
-  if (type == DType::bf16) {
-    return __bfloat162float(
-        reinterpret_cast<const __nv_bfloat16*>(vector)[b * block_elements + lane]);
+/// Four elements of a vector as they are stored, the first of them a multiple of four. Loading
+/// converts nothing, so that loads of many rows are on their way at once.
+struct StoredFour {
+  uint2 bits;
+  unsigned scale;  // of q8 and q4: what the block begins with
+
+  __device__ __forceinline__ void load(const std::byte* vector, DType type, int i) {
+    constexpr int block_elements = 32;  // of q8 and q4
+    const int at = i % block_elements;
+    if (type == DType::bf16) {
+      bits = *reinterpret_cast<const uint2*>(vector + i * 2);
+    } else if (type == DType::q8) {
+      const auto* block = reinterpret_cast<const std::uint16_t*>(vector + i / block_elements * 34);
+      scale = block[0];
+      bits = {block[1 + at / 2], block[2 + at / 2]};
+    } else {
+      const auto* block = reinterpret_cast<const unsigned*>(vector + i / block_elements * 20);
+      scale = block[0];
+      bits.x = block[1 + at % 16 / 4];
+    }
   }
-  if (type == DType::q8) {
-    const std::byte* block = vector + b * 34;
-    return static_cast<float>(reinterpret_cast<const signed char*>(block)[2 + lane]) *
-           half_at(block);
+
+  __device__ __forceinline__ float4 as(DType type, int i) const {
+    if (type == DType::bf16) return {low(bits.x), high(bits.x), low(bits.y), high(bits.y)};
+    const float2 of_block = __half22float2(*reinterpret_cast<const __half2*>(&scale));
+    if (type == DType::q8) {
+      const auto byte = [&](unsigned pair, int shift) {
+        return static_cast<float>(static_cast<signed char>(pair >> shift)) * of_block.x;
+      };
+      return {byte(bits.x, 0), byte(bits.x, 8), byte(bits.y, 0), byte(bits.y, 8)};
+    }
+    const unsigned nibbles = i % 32 < 16 ? bits.x : bits.x >> 4;
+    const auto nibble = [&](int shift) {
+      return fmaf(static_cast<float>(nibbles >> shift & 15), of_block.x, of_block.y);
+    };
+    return {nibble(0), nibble(8), nibble(16), nibble(24)};
   }
-  const std::byte* block = vector + b * 20;
-  const int pair = reinterpret_cast<const unsigned char*>(block)[4 + lane % 16];
-  return fmaf(static_cast<float>(lane < 16 ? pair & 15 : pair >> 4), half_at(block),
-              half_at(block + 2));
-}
+};
 
 /// Sums of eight numbers of each lane over a warp: lane i has that of number i % 8.
 __device__ __forceinline__ float warp_sums(float (&x)[code_group]) {
@@ -80,7 +97,7 @@ __device__ void attend_listed_part(const CodeScan& scan, int number, std::uint8_
   using Shared = ListedShared<D>;
   auto& shared = *reinterpret_cast<Shared*>(memory);
   auto* const queries = reinterpret_cast<float*>(memory + sizeof(Shared));
-  constexpr int each = D / warp;  // elements of a lane
+  constexpr int fours = (D + 4 * warp - 1) / (4 * warp);  // of a row's elements, of a lane
   constexpr int warps = threads / warp;
   constexpr int tile = Shared::tile;
   constexpr int at_once = (tile + warps - 1) / warps;  // rows of a warp
@@ -136,18 +153,18 @@ __device__ void attend_listed_part(const CodeScan& scan, int number, std::uint8_
   for (int first = 0; first < count; first += tile) {
     const int of_tile = min(tile, count - first);
     int at[at_once];
-    float key[at_once][each];
-    float value[at_once][each];
+    StoredFour key[at_once][fours];
+    StoredFour value[at_once][fours];
 #pragma unroll
     for (int r = 0; r < at_once; ++r) {
       const int row = r * warps + warp_id;
       at[r] = row < of_tile ? shared.positions[shared.order[first + row]] : -1;
 #pragma unroll
-      for (int b = 0; b < each; ++b) {
-        const bool inside = at[r] >= 0 && b * warp + lane < dim;
-        key[r][b] = inside ? element_of(keys + at[r] * rows.key_bytes, rows.key_type, b) : 0.0F;
-        value[r][b] =
-            inside ? element_of(values + at[r] * rows.value_bytes, rows.value_type, b) : 0.0F;
+      for (int f = 0; f < fours; ++f) {
+        const int i = 4 * (f * warp + lane);
+        if (at[r] < 0 || i >= dim) continue;
+        key[r][f].load(keys + at[r] * rows.key_bytes, rows.key_type, i);
+        value[r][f].load(values + at[r] * rows.value_bytes, rows.value_type, i);
       }
     }
 #pragma unroll
@@ -159,16 +176,26 @@ __device__ void attend_listed_part(const CodeScan& scan, int number, std::uint8_
       const float* const query = queries + form * code_group * D;
       float score[code_group] = {};
 #pragma unroll
-      for (int b = 0; b < each; ++b) {
-        const int i = b * warp + lane;
-        shared.values[row][i] = value[r][b];
-        if (i < dim) {
-          if (rows.stored.channels != nullptr) key[r][b] *= rows.stored.channels[head * dim + i];
-          if (rows.stored.bias != nullptr)
-            key[r][b] += turned_bias(rows.stored, dim, head, at[r], i);
+      for (int f = 0; f < fours; ++f) {
+        const int i = 4 * (f * warp + lane);
+        if (i >= dim) continue;
+        store4(&shared.values[row][i], value[r][f].as(rows.value_type, i));
+        float4 k = key[r][f].as(rows.key_type, i);
+        if (rows.stored.channels != nullptr) {
+          const float* const channel = rows.stored.channels + head * dim + i;
+          k = {k.x * channel[0], k.y * channel[1], k.z * channel[2], k.w * channel[3]};
+        }
+        if (rows.stored.bias != nullptr) {
+          const auto bias = [&](int e) {
+            return turned_bias(rows.stored, dim, head, at[r], i + e);
+          };
+          k = {k.x + bias(0), k.y + bias(1), k.z + bias(2), k.w + bias(3)};
         }
 #pragma unroll
-        for (int g = 0; g < code_group; ++g) score[g] = fmaf(query[g * D + i], key[r][b], score[g]);
+        for (int g = 0; g < code_group; ++g) {
+          const float4 q = load4(query + g * D + i);
+          score[g] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, score[g]))));
+        }
       }
       float whole = warp_sums(score);
       if (scan.softcap > 0) whole = cap.of(whole);
@@ -177,11 +204,25 @@ __device__ void attend_listed_part(const CodeScan& scan, int number, std::uint8_
     __syncthreads();
     if (warp_id < code_group) {
       const int g = warp_id;
-      const float score = lane < of_tile ? shared.scores[g][lane] : -INFINITY;
-      const float most = fmaxf(shared.high[g], warp_max(score));
-      const float weight = expf(score - most);
-      if (lane < tile) shared.weights[lane][g] = weight;
-      const float mass = warp_sum(weight);
+      constexpr int per_lane = (tile + warp - 1) / warp;
+      float score[per_lane];
+      float most = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) {
+        const int row = i * warp + lane;
+        score[i] = row < of_tile ? shared.scores[g][row] : -INFINITY;
+        most = fmaxf(most, score[i]);
+      }
+      most = fmaxf(shared.high[g], warp_max(most));
+      float mass = 0;
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) {
+        const int row = i * warp + lane;
+        const float weight = expf(score[i] - most);
+        if (row < tile) shared.weights[row][g] = weight;
+        mass += weight;
+      }
+      mass = warp_sum(mass);
       if (lane == 0) {
         shared.before[g] = expf(shared.high[g] - most);
         shared.mass[g] = shared.mass[g] * shared.before[g] + mass;

@@ -54,6 +54,28 @@ __global__ void __launch_bounds__(prepare_threads)
   const int lane = thread % warp;
   std::uint8_t* to = scan.coefficients + (form_step * 16 + g) * slots;
   QueryScale* result = scan.scales + form_step * code_group + g;
+  // A warp a row: the middle, then slots; as many at once as registers hold, the first of them
+  // before there is a query.
+  const float* tables = scan.tables + static_cast<std::int64_t>(head) * table.floats(K);
+  constexpr int vectors = D / (4 * warp);  // of four elements, that a lane has of a row
+  constexpr int rows = 1 + slots;
+  constexpr int warps = prepare_threads / warp;
+  constexpr int rounds = (rows + warps - 1) / warps;
+  constexpr int at_most = vectors == 1 ? 5 : vectors == 2 ? 3 : 1;
+  constexpr int at_once = rounds < at_most ? rounds : at_most;
+  float4 loaded[at_once][vectors];
+  const auto load_rows = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int row = thread / warp + (first + i) * warps;
+      const int from = row == 0 ? table.middle : table.slots + (row - 1) * D;
+#pragma unroll
+      for (int v = 0; v < vectors; ++v)
+        if (row < rows) loaded[i][v] = load4(tables + from + 4 * (v * warp + lane));
+    }
+  };
+  let_next_kernel_start();
+  load_rows(0);
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && thread == 0 && begun != nullptr) *const_cast<volatile int*>(begun) = turn;
   if (form == 0 && g == 0 && thread < scan.lists) scan.count[head_step * scan_lists + thread] = 0;
@@ -66,28 +88,12 @@ __global__ void __launch_bounds__(prepare_threads)
   const float* q = query_of(scan, form, head_step, g);
   if (thread < D) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
-  const float* tables = scan.tables + static_cast<std::int64_t>(head) * table.floats(K);
-  constexpr int vectors = D / (4 * warp);  // of four elements, that a lane has of a row
   float4 mine[vectors];
 #pragma unroll
   for (int v = 0; v < vectors; ++v) mine[v] = load4(query + 4 * (v * warp + lane));
-  // A warp a row: the middle, then slots; as many at once as registers hold.
-  constexpr int rows = 1 + slots;
-  constexpr int warps = prepare_threads / warp;
-  constexpr int rounds = (rows + warps - 1) / warps;
-  constexpr int at_most = vectors == 1 ? 5 : vectors == 2 ? 3 : 1;
-  constexpr int at_once = rounds < at_most ? rounds : at_most;
 #pragma unroll 1
   for (int first = 0; first < rounds; first += at_once) {
-    float4 loaded[at_once][vectors];
-#pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      const int row = thread / warp + (first + i) * warps;
-      const int from = row == 0 ? table.middle : table.slots + (row - 1) * D;
-#pragma unroll
-      for (int v = 0; v < vectors; ++v)
-        if (row < rows) loaded[i][v] = load4(tables + from + 4 * (v * warp + lane));
-    }
+    if (first > 0) load_rows(first);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const int row = thread / warp + (first + i) * warps;
@@ -140,8 +146,6 @@ __global__ void __launch_bounds__(prepare_threads)
 /// Scores of sampled keys: a warp a unit. Those out of range score -inf.
 template <int K, bool capped>
 __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ CodeScan scan) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
   const int head_step = static_cast<int>(blockIdx.y);
   const int head = head_step % scan.kv_heads;
   const int lane = static_cast<int>(threadIdx.x) % warp;
@@ -154,7 +158,21 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
   auto* to = scan.scores + (head_step * code_group + r) * most_sampled + i * unit_keys;
   float* maxima =
       scan.maxima + (head_step * code_group + r) * plan_threads + i * (unit_keys / maximum_keys);
-  if (range.end <= range.begin || i >= units) {
+  const bool empty = range.end <= range.begin || i >= units;
+  const int unit = empty ? 0 : sampled_unit(range, i);
+  // Codes do not change: they are asked for before there is a query.
+  uint4 words[2][K / part_bytes];
+#pragma unroll
+  for (int g = 0; g < 2 && !empty; ++g) {
+    const std::uint8_t* from = scan.units + head * scan.head_bytes +
+                               std::int64_t{unit} * unit_bytes(K, scan.value_bytes) + 16 * lane;
+#pragma unroll
+    for (int p = 0; p < K / part_bytes; ++p)
+      words[g][p] = *reinterpret_cast<const uint4*>(from + 32 * K * g + 512 * p);
+  }
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (empty) {
     for (int x = 0; x < unit_keys / 4; ++x) to[4 * x + t] = -INFINITY;
     if (t < unit_keys / maximum_keys) maxima[t] = -INFINITY;
     return;
@@ -164,10 +182,6 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
     const SoftCap cap(scan.softcap * log2_of_e);
     return score == -INFINITY ? score : cap.of(score);  // (-inf: there is no such head)
   };
-  const int unit = sampled_unit(range, i);
-  const std::uint8_t* from = scan.units + head * scan.head_bytes +
-                             static_cast<std::int64_t>(unit) * unit_bytes(K, scan.value_bytes) +
-                             16 * lane;
   float2 kept[unit_keys / 8];  // of keys 8 x + 2 t and the next
 #pragma unroll
   for (auto& pair : kept) pair = {-INFINITY, -INFINITY};
@@ -184,13 +198,9 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
     keys.high = keys.low = magic_bits;
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      uint4 words[K / part_bytes];
-#pragma unroll
-      for (int p = 0; p < K / part_bytes; ++p)
-        words[p] = *reinterpret_cast<const uint4*>(from + 32 * K * g + 512 * p);
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
-        const float2 score = keys.of([&](int p) { return word_of(words[p], x); });
+        const float2 score = keys.of([&](int p) { return word_of(words[g][p], x); });
         const int key = unit * unit_keys + 32 * g + 8 * x + 2 * t;
         const auto keep = [&](int at, float value, float& into) {
           if (at >= of.begin && at < of.end) into = whole(value + scale.add);
@@ -253,7 +263,7 @@ struct Selection {
       count = 0;
       chosen = NAN;
     }
-    // What rank + 1 threads reach with their largest, its upper bits: so many numbers reach it.
+    // What rank + 1 threads or a few more reach with their largest: so many numbers reach it.
     const std::uint32_t key = ordered_bits(largest);
     const std::uint32_t most = ordered_bits(of_all);
     std::uint32_t found = 0;
@@ -261,8 +271,9 @@ struct Selection {
     for (std::uint32_t bit = 1U << 31; bit >= 1U << 12; bit >>= 1) {
       if ((found | bit) > most) continue;  // nobody does
       const int reached = __syncthreads_count(key >= (found | bit) ? 1 : 0);
-      if (reached > rank) found |= bit;
-      if (reached == rank + 1) break;
+      if (reached <= rank) continue;
+      found |= bit;
+      if (reached <= rank + warp) break;
     }
     const float least = of_ordered_bits(found);
     if (largest >= least) {
@@ -336,13 +347,18 @@ __global__ void __launch_bounds__(plan_threads)
   const int head_step = static_cast<int>(blockIdx.x) / code_group;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  if (head_step == scan.head_steps()) return copy_to_host(copied);
+  if (head_step == scan.head_steps()) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    return copy_to_host(copied);
+  }
   const std::int64_t place = head_step * code_group + g;
   const auto place_of = [&](int form) { return scan.form_step(form, head_step) * code_group + g; };
   const ScanRange range = scan.range[head_step];
   const int keys = max(0, range.end - range.begin);
+  const float sampled = block_sum<plan_threads>(keys > 0 ? sampled_keys(range, thread) : 0, shared);
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   bool weighs = g < scan.group && keys > 0;
   for (int form = 0; form < scan.forms; ++form)
     weighs = weighs && scan.scales[place_of(form)].add != -INFINITY;
@@ -358,7 +374,6 @@ __global__ void __launch_bounds__(plan_threads)
   const bool all = scan.wanted >= keys;
   float threshold = -INFINITY;
   if (!all) {
-    const float sampled = block_sum<plan_threads>(sampled_keys(range, thread), shared);
     const float wanted = static_cast<float>(scan.wanted) * sampled / static_cast<float>(keys);
     const bool exact = sampled >= static_cast<float>(keys);
     const float rank = exact ? wanted : fminf(fmaxf(wanted, steady_rank), sampled);

@@ -9,14 +9,17 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr int threads = 512;
+/// So few that blocks fit on a multiprocessor beside those of the tail and of listed rows.
+template <int D>
+constexpr int threads = D > many_dims ? 512 : 256;
 
 /// What attend_rare keeps of a tile of rows, of D dims at most.
 template <int D>
 struct RareTile {
   static constexpr int row_threads = D / 32;  // that score a row, 32 dims each
-  static constexpr int rows = threads / row_threads;
-  static constexpr int slices = threads / (D / 2);
+  static constexpr int rows = threads<D> / row_threads;
+  static constexpr int slices = threads<D> / (D / 2);
+  static_assert(slices > 0 && rows >= slices && threads<D> / warp >= code_group);
   float query[code_group][D];
   float scores[code_group][rows];
   float weights[rows][code_group];
@@ -28,7 +31,7 @@ struct RareTile {
 /// its query what that meets, a tile at a time: D / 32 threads score a row, then a slice of the
 /// threads sums the values of some rows, two dims each.
 template <int D>
-__global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ CodeScan scan) {
+__global__ void __launch_bounds__(threads<D>) rare_kernel(const __grid_constant__ CodeScan scan) {
   extern __shared__ __align__(16) std::uint8_t shared[];
   using Tile = RareTile<D>;
   auto& tile = *reinterpret_cast<Tile*>(shared);
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
     const int end = min(part_end, of.rare_end);
     if (begin >= end) continue;
     __syncthreads();  // all have read the query before
-    for (int i = thread; i < code_group * D; i += threads) {
+    for (int i = thread; i < code_group * D; i += threads<D>) {
       const int g = i / D;
       const int d = i % D;
       tile.query[g][d] =
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
   }
   __syncthreads();
   const int heads = scan.head_steps() * scan.group;
-  for (int i = thread; i < scan.group * D; i += threads) {
+  for (int i = thread; i < scan.group * D; i += threads<D>) {
     const int g = i / D;
     const int d = i % D;
     float x = 0;
@@ -173,8 +176,8 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
     if (d < dim) scan.parts.out[at * dim + d] = mass > 0 ? x / mass : 0.0F;
     if (d == 0) scan.parts.lse[at] = mass > 0 ? tile.high[g] + logf(mass) : -INFINITY;
   }
-  merge_parts<scan_rare_parts, threads>(scan, head_step, scan.parts, scan.rare_arrived,
-                                        scan.token[head_step / scan.kv_heads].parts.exact);
+  merge_parts<scan_rare_parts, threads<D>>(scan, head_step, scan.parts, scan.rare_arrived,
+                                           scan.token[head_step / scan.kv_heads].parts.exact);
   wait_for_previous_kernel();  // for whoever waits for this one
 }
 
@@ -182,8 +185,9 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
 
 void attend_rare(const CodeScan& scan, cudaStream_t stream) {
   for_dims(scan.head_dim, [&](auto dims) {
-    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan_rare_parts)), threads,
-                 static_cast<int>(sizeof(RareTile<dims>)), stream, rare_kernel<dims>);
+    launch_early(scan, dim3(static_cast<unsigned>(scan.head_steps() * scan_rare_parts)),
+                 threads<dims>, static_cast<int>(sizeof(RareTile<dims>)), stream,
+                 rare_kernel<dims>);
   });
 }
 

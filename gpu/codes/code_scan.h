@@ -11,13 +11,14 @@
 
 namespace topkv::gpu {
 
-inline constexpr int scan_heads = 64;          // the most KV heads in a scan, over all its tokens
-inline constexpr int scan_batch = 8;           // the most tokens of a scan
-inline constexpr int scan_rare_parts = 16;     // partials over the rare rows of a KV head
-inline constexpr int scan_listed_parts = 32;   // partials over the listed rows of a KV head
-inline constexpr int most_listed = 4096;       // rows of a KV head that the device attends
-inline constexpr int scan_lists = 8;           // the most lists of a KV head
-inline constexpr int scan_sample_units = 512;  // code units in the sample of a head
+inline constexpr int scan_heads = 64;            // the most KV heads in a scan, over all its tokens
+inline constexpr int scan_batch = 8;             // the most tokens of a scan
+inline constexpr int scan_rare_parts = 16;       // partials over the rare rows of a KV head
+inline constexpr int scan_listed_parts = 16;     // partials over the listed rows of a KV head
+inline constexpr int most_listed = 4096;         // rows of a KV head that the device attends
+inline constexpr int scan_lists = 8;             // the most lists of a KV head
+inline constexpr int scan_correction_parts = 4;  // of the sample, that correct a query head's tail
+inline constexpr int scan_sample_units = 512;    // code units in the sample of a head
 
 /// The rows of one KV head that one token may attend: ranges of the keys with codes, and of the
 /// rare keys, by their number within each kind.
@@ -57,6 +58,13 @@ struct QueryPlan {
   float lo, add;    // add: -257 lo * magic
   int high, low;    // initial sums: the score less the reference, or the score if it is capped
   float reference;  // weights are relative to 2^reference
+};
+
+/// Sums over a part of a query head's sample, of keys below the threshold: of weights by codes, of
+/// weights corrected for the codes' errors, of the squares of these, and of those times the
+/// variance that the errors give them. And the number of keys in the part.
+struct CorrectionSums {
+  float plain, corrected, squares, noise, sampled;
 };
 
 /// One token's part in a scan. Its memory is device memory; `found` is page-locked host memory.
@@ -110,7 +118,10 @@ struct CodeScan {
   int* count = nullptr;                  // [head_steps][scan_lists]: rows above the threshold
   int* arrived = nullptr;                // [head_steps]: warps; 0 before a scan and after it
   float* sums = nullptr;                 // [head_steps][splits][code_group][sum_axes(value_bytes)]
-  float2* masses = nullptr;     // [head_steps][splits][code_group]: sum of weights, log2 reference
+  float2* masses = nullptr;  // [head_steps][splits][code_group]: sum of weights, log2 reference
+  CorrectionSums* corrections = nullptr;  // [head_steps * group][scan_correction_parts]
+  float2* tail_masses = nullptr;          // [head_steps * group]: sum of weights, log2 reference
+  int* tail_arrived = nullptr;  // [head_steps * group]: blocks; 0 before a scan and after it
   PartialView parts;            // [scan_rare_parts][head_steps * group] heads: rare rows
   int* rare_arrived = nullptr;  // [head_steps]: blocks; 0 before a scan and after it
 

@@ -57,12 +57,6 @@ __device__ float error_deviation(const CodeScan& scan, int form, int head_step, 
          sqrtf(block_sum<threads<D>>(thread % parts<D> == 0 ? dot * dot : 0.0F, shared));
 }
 
-struct Correction {
-  float add;      // to the tail's lse
-  float squares;  // sum of squares of the tail's weights, of sum 1
-  float errors;   // of these, each times the variance that its score's error gives it
-};
-
 /// The samples of a head step that come before the rows of a form: a block. The last forms meet the
 /// first rows.
 template <int D>
@@ -75,34 +69,78 @@ __device__ int samples_before(const CodeScan& scan, int form, int head_step, flo
   return static_cast<int>(block_sum<threads<D>>(before, shared));
 }
 
-/// What the codes' errors add to the mass of keys below the threshold, on average over those of the
-/// sample, for one query head: a block.
+/// One thread of each block that has written its part of what is known of a head's tail: the
+/// sums of a part of the sample, or mass and reference. The last of them adds the parts up.
+/// number: head step * group + query head.
+__device__ void arrive_tail(const CodeScan& scan, int number) {
+  __threadfence();
+  if (atomicAdd(scan.tail_arrived + number, 1) < scan_correction_parts) return;
+  scan.tail_arrived[number] = 0;
+  __threadfence();
+  CorrectionSums all{};
+#pragma unroll
+  for (int part = 0; part < scan_correction_parts; ++part) {
+    const CorrectionSums* of = scan.corrections + number * scan_correction_parts + part;
+    all.plain += __ldcg(&of->plain);
+    all.corrected += __ldcg(&of->corrected);
+    all.squares += __ldcg(&of->squares);
+    all.noise += __ldcg(&of->noise);
+    all.sampled += __ldcg(&of->sampled);
+  }
+  const float2 mass = __ldcg(scan.tail_masses + number);
+  const int head_step = number / scan.group;
+  const int head = head_step % scan.kv_heads;
+  const ScanRange range = scan.range[head_step];
+  const ScanToken& token = scan.token[head_step / scan.kv_heads];
+  const int row = head * scan.group + number % scan.group;  // among the token's heads
+  const float add = all.plain > 0 ? logf(all.corrected / all.plain) : 0.0F;
+  token.parts.estimate.lse[row] =
+      mass.x > 0 ? (log2f(mass.x) - scan_bias_log2 + mass.y) / log2_of_e + add : -INFINITY;
+  // A sum of squares grows as the number of keys, the square of their sum as its square.
+  const auto keys = static_cast<float>(range.end - range.begin);
+  const float of_all =
+      all.corrected > 0 ? all.sampled / keys / (all.corrected * all.corrected) : 0.0F;
+  const float2 variance = scan.variances[head];
+  token.parts.noise[row] = {all.noise * of_all, all.squares * of_all * variance.y, variance.x};
+}
+
+/// What the codes' errors add to the mass of keys below the threshold, on average over a part of
+/// the sample, for one query head: a block. It reads nothing of the pass, and what it reads was
+/// there before that began: it begins where the pass leaves room.
 template <int D>
-__device__ Correction correct_head(const CodeScan& scan, int head_step, int g) {
+__device__ void correct_part(const CodeScan& scan, int number, int part) {
+  constexpr int warps = threads<D> / warp;
+  constexpr int fields = sizeof(CorrectionSums) / sizeof(float);
   __shared__ float shared[warp];
   __shared__ float errors[errors_entries];  // means of exp(error), by the distance to the threshold
+  __shared__ float sums_of[warps][fields];
   const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % warp;
+  const int head_step = number / scan.group;
+  const int g = number % scan.group;
   const ScanRange range = scan.range[head_step];
-  if (scan.wanted >= range.end - range.begin) return {};  // nothing is below
+  const bool any = scan.wanted < range.end - range.begin;  // else nothing is below
   const int place = head_step * code_group + g;
   const float threshold = __ldcg(&scan.plans[place].reference) - scan_threshold_log2;
   const float* from = scan.scores + static_cast<std::int64_t>(place) * most_sampled;
-  float plain = 0;
-  float corrected = 0;
-  float squares = 0;
-  float noise = 0;
-  float sampled = 0;
-  int end = most_sampled;
+  constexpr int of_part = most_sampled / scan_correction_parts;
+  float sums[fields] = {};
+  auto& [plain, corrected, squares, noise, sampled] = sums;
+  int form_end = most_sampled;
 #pragma unroll 1
-  for (int form = 0; form < scan.forms; ++form) {
+  for (int form = 0; form < scan.forms && any; ++form) {
+    const bool last = form + 1 == scan.forms;
+    const int form_begin = last ? 0 : unit_keys * samples_before<D>(scan, form, head_step, shared);
+    const int begin = max(form_begin, of_part * part);
+    const int end = min(form_end, of_part * (part + 1));
+    form_end = form_begin;
+    if (begin >= end) continue;
     const float s = error_deviation<D>(scan, form, head_step, g, shared);
     const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
     if (thread < errors_entries) {
       errors[thread] =
           expf(fminf(log_mean_error(s, static_cast<float>(thread) * step / log2_of_e), 60.0F));
     }
-    const bool last = form + 1 == scan.forms;
-    const int begin = last ? 0 : unit_keys * samples_before<D>(scan, form, head_step, shared);
     __syncthreads();
     const float per_step = 1 / step;
     float mine = 0;              // squares of this form
@@ -131,24 +169,24 @@ __device__ Correction correct_head(const CodeScan& scan, int head_step, int g) {
     }
     squares += mine;
     noise += mine * expm1f(fminf(s * s, largest_tail_variance));
-    end = begin;
-    if (!last) __syncthreads();  // all have read the errors
+    __syncthreads();  // all have read the errors
   }
-  plain = block_sum<threads<D>>(plain, shared);
-  corrected = block_sum<threads<D>>(corrected, shared);
-  squares = block_sum<threads<D>>(squares, shared);
-  noise = block_sum<threads<D>>(noise, shared);
-  sampled = block_sum<threads<D>>(sampled, shared);
-  if (!(corrected > 0)) return {plain > 0 ? logf(corrected / plain) : 0.0F, 0.0F, 0.0F};
-  // A sum of squares grows as the number of keys, the square of their sum as its square.
-  const auto keys = static_cast<float>(range.end - range.begin);
-  const float of_all = sampled / keys / (corrected * corrected);
-  return {plain > 0 ? logf(corrected / plain) : 0.0F, squares * of_all, noise * of_all};
+#pragma unroll
+  for (int i = 0; i < fields; ++i) {
+    sums[i] = warp_sum(sums[i]);
+    if (lane == 0) sums_of[thread / warp][i] = sums[i];
+  }
+  __syncthreads();
+  if (thread >= warp) return;
+#pragma unroll
+  for (int i = 0; i < fields; ++i) sums[i] = warp_sum(lane < warps ? sums_of[lane][i] : 0.0F);
+  if (lane > 0) return;
+  scan.corrections[number * scan_correction_parts + part] = {plain, corrected, squares, noise,
+                                                             sampled};
+  arrive_tail(scan, number);
 }
 
-/// A block per query head: `parts` threads to a dim, and to an axis. The correction reads nothing
-/// of the pass, and what it reads was there before that began: this begins where the pass leaves
-/// room.
+/// What the pass summed up for a query head: a block, `parts` threads to a dim.
 template <int D>
 __device__ void estimate_head(const CodeScan& scan, int number, int axes) {
   constexpr HeadTables table{D};
@@ -176,21 +214,29 @@ __device__ void estimate_head(const CodeScan& scan, int number, int axes) {
 #pragma unroll
   for (int i = 0; i < early; ++i) directions[i] = direction(i);
   const float base = tables[table.base + d];
-  const Correction correction = correct_head<D>(scan, head_step, g);
   wait_for_previous_kernel();
   const auto place = [&](int s) {
     return (static_cast<std::int64_t>(head_step) * scan.splits + s) * code_group + g;
   };
   if (thread < warp) {
+    constexpr int of_lane = most_splits / warp;
+    float2 of[of_lane];
     float reference = -INFINITY;
-    for (int s = lane; s < scan.splits; s += warp)
-      if (scan.masses[place(s)].x > 0) reference = fmaxf(reference, scan.masses[place(s)].y);
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i) {
+      const int s = i * warp + lane;
+      of[i] = s < scan.splits ? scan.masses[place(s)] : float2{0, 0};
+    }
+#pragma unroll
+    for (const float2& m : of)
+      if (m.x > 0) reference = fmaxf(reference, m.y);
     reference = warp_max(reference);
     float mass = 0;
-    for (int s = lane; s < scan.splits; s += warp) {
-      const float2 m = scan.masses[place(s)];
-      factor[s] = m.x > 0 ? exp2f(m.y - reference) : 0.0F;
-      mass += m.x * factor[s];
+#pragma unroll
+    for (int i = 0; i < of_lane; ++i) {
+      const float f = of[i].x > 0 ? exp2f(of[i].y - reference) : 0.0F;
+      factor[i * warp + lane] = f;
+      mass += of[i].x * f;
     }
     mass = warp_sum(mass);
     if (lane == 0) {
@@ -201,7 +247,7 @@ __device__ void estimate_head(const CodeScan& scan, int number, int axes) {
   __syncthreads();
   const int row_axes = sum_axes(axes / 8);
   float sum = 0;
-#pragma unroll 8
+#pragma unroll 16
   for (int s = part; s < scan.splits; s += parts<D>)
     sum += d < axes ? factor[s] * scan.sums[place(s) * row_axes + d] : 0.0F;
   part_sums[part][d] = sum;
@@ -229,24 +275,25 @@ __device__ void estimate_head(const CodeScan& scan, int number, int axes) {
     token.parts.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
   }
   if (d > 0) return;
-  const float2 variance = scan.variances[head];
-  token.parts.estimate.lse[row] =
-      any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e + correction.add
-          : -INFINITY;
-  token.parts.noise[row] = {correction.errors, correction.squares * variance.y, variance.x};
+  scan.tail_masses[number] = {whole_mass, whole_reference};
+  arrive_tail(scan, number);
 }
 
-/// Blocks of heads whose tail is wanted, `tails` of them, then of parts of rows that are listed.
+/// For the heads whose tail is wanted, `tails` of them, blocks of parts of their corrections, then
+/// of estimates; then blocks of parts of the rows that are listed.
 template <int D>
 __global__ void __launch_bounds__(threads<D>, D > few_dims ? 1 : 2)
     rest_kernel(const __grid_constant__ CodeScan scan, int tails, int axes) {
   extern __shared__ __align__(16) std::uint8_t memory[];
   let_next_kernel_start();
   const int number = static_cast<int>(blockIdx.x);
-  if (number < tails) {
-    estimate_head<D>(scan, number, axes);
+  const int corrections = tails * scan_correction_parts;
+  if (number < corrections) {
+    correct_part<D>(scan, number / scan_correction_parts, number % scan_correction_parts);
+  } else if (number < corrections + tails) {
+    estimate_head<D>(scan, number - corrections, axes);
   } else {
-    attend_listed_part<D, threads<D>>(scan, number - tails, memory);
+    attend_listed_part<D, threads<D>>(scan, number - corrections - tails, memory);
   }
 }
 
@@ -259,7 +306,8 @@ bool can_scan_early() {
 void attend_rest(const CodeScan& scan, cudaStream_t stream) {
   const bool listed = scan.listed_rows.keys != nullptr;
   const int tails = scan.tail ? scan.head_steps() * scan.group : 0;
-  const int blocks = tails + (listed ? scan.kv_heads * scan_listed_parts : 0);
+  const int blocks =
+      tails * (scan_correction_parts + 1) + (listed ? scan.kv_heads * scan_listed_parts : 0);
   for_dims(scan.head_dim, [&](auto dims) {
     launch_early(scan, dim3(static_cast<unsigned>(blocks)), threads<dims>,
                  listed ? listed_shared_bytes<dims>(scan.forms) : 0, stream, rest_kernel<dims>,

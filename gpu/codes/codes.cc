@@ -71,7 +71,8 @@ struct CudaCodes::Layout {
   std::int64_t head_bytes, rare_slots, unit_slots;
   std::vector<Layer> layers;  // those without codes have no bytes
   std::int64_t coefficients, scales, plans, maxima, count, arrived, rare_arrived, listed_arrived,
-      sums, masses, outs, lses, listed_outs, listed_lses, bytes;
+      tail_arrived, corrections, tail_masses, sums, masses, outs, lses, listed_outs, listed_lses,
+      bytes;
   std::int64_t scores;  // of a scan; before there is one, a head's codes on their way
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
@@ -111,6 +112,11 @@ struct CudaCodes::Layout {
     arrived = pieces.place(head_steps * std::int64_t{sizeof(int)});
     rare_arrived = pieces.place(head_steps * std::int64_t{sizeof(int)});
     listed_arrived = pieces.place(heads * std::int64_t{sizeof(int)});
+    const std::int64_t tails = scan_tokens * shape.q_heads;
+    tail_arrived = pieces.place(tails * std::int64_t{sizeof(int)});
+    corrections =
+        pieces.place(tails * scan_correction_parts * std::int64_t{sizeof(CorrectionSums)});
+    tail_masses = pieces.place(tails * 2 * f32);
     sums = pieces.place(blocks * code_group * sum_axes(value_bytes) * f32);
     masses = pieces.place(blocks * code_group * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);
@@ -163,13 +169,14 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
                         static_cast<std::size_t>(shape.kv_heads)),
           *layout_);
   }
-  const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.kv_heads), 0);
+  const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.q_heads), 0);
   const auto clear = [&](std::int64_t counts, std::int64_t count) {
     work.copy_in(none.data(), count * std::int64_t{sizeof(int)}, memory_.data() + counts);
   };
-  clear(layout_->arrived, std::ssize(none));
-  clear(layout_->rare_arrived, std::ssize(none));
+  clear(layout_->arrived, scan_tokens_ * shape.kv_heads);
+  clear(layout_->rare_arrived, scan_tokens_ * shape.kv_heads);
   clear(layout_->listed_arrived, shape.kv_heads);
+  clear(layout_->tail_arrived, std::ssize(none));
   work.wait();
 }
 
@@ -295,6 +302,9 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.parts = {at<float>(layout.outs), at<float>(layout.lses)};
   scan.listed_parts = {at<float>(layout.listed_outs), at<float>(layout.listed_lses)};
   scan.listed_arrived = at<int>(layout.listed_arrived);
+  scan.tail_arrived = at<int>(layout.tail_arrived);
+  scan.corrections = at<CorrectionSums>(layout.corrections);
+  scan.tail_masses = at<float2>(layout.tail_masses);
   return scan;
 }
 

@@ -8,13 +8,15 @@
 namespace topkv::gpu {
 namespace {
 
-/// Where a vector of the next head begins: what kernels read by words.
-constexpr std::int64_t alignment = 256;
+/// The bytes that some vectors take, so that the next ones begin where kernels read by words.
+std::int64_t aligned_bytes(const KeyView& vectors, std::int64_t count) {
+  constexpr std::int64_t alignment = 256;
+  return (count * vectors.stride_bytes + alignment - 1) / alignment * alignment;
+}
 
 std::int64_t array_bytes(const RowStore& store, std::int64_t layer) {
   const RowsView rows = store.rows(layer, 0);
-  const std::int64_t bytes = rows.count() * (rows.keys.stride_bytes + rows.values.stride_bytes);
-  return (bytes + alignment - 1) / alignment * alignment;
+  return aligned_bytes(rows.keys, rows.count()) + aligned_bytes(rows.values, rows.count());
 }
 
 }  // namespace
@@ -38,7 +40,8 @@ CudaRowCopy::CudaRowCopy(CudaDevice& device, const AttentionShape& shape,
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head, to += array_bytes_) {
       const RowsView rows = store_->rows(layer, head);
       work.copy_in(rows.keys.data, rows.count() * key_bytes_, to);
-      work.copy_in(rows.values.data, rows.count() * value_bytes_, to + rows.count() * key_bytes_);
+      work.copy_in(rows.values.data, rows.count() * value_bytes_,
+                   to + aligned_bytes(rows.keys, rows.count()));
     }
   }
   work.wait();
@@ -54,7 +57,7 @@ ListedRows CudaRowCopy::rows(std::int64_t layer) const {
   const RowsView rows = store_->rows(shape_.row_layer_of(layer), 0);
   ListedRows listed;
   listed.keys = of_layer;
-  listed.values = of_layer + rows.count() * key_bytes_;
+  listed.values = of_layer + aligned_bytes(rows.keys, rows.count());
   listed.head_bytes = array_bytes_;
   listed.key_bytes = key_bytes_;
   listed.value_bytes = value_bytes_;
