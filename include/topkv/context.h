@@ -110,6 +110,10 @@ struct PrefillShare {
   }
 };
 
+/// The IndexerShape::top of layers in which tokens choose nothing. A prefill reads such a layer as
+/// a layer without an indexer, and keeps its index keys.
+inline constexpr std::int64_t every_index_block = std::int64_t{1} << 40;
+
 /// Options of a ContextBuilder.
 struct ContextOptions {
   /// Tokens that rows are reserved for. More tokens are refused until ContextBuilder::reserve makes
@@ -354,7 +358,8 @@ class ContextBuilder {
   /// is the step of a prefill for an application that owns its network.
   ///
   /// Attention is causal, over the tokens that ContextOptions::attention lets each token attend. A
-  /// layer with a trained indexer attends its choice, whatever ContextOptions::attention is.
+  /// layer with a trained indexer attends its choice, whatever ContextOptions::attention is, unless
+  /// IndexerShape::top is every_index_block.
   /// Give every layer of attention the same tokens in turn, the first layer first. Layers with a
   /// recurrent state get these tokens by advance(), before the step of the first layer of attention
   /// or after it. A layer that attends the rows of an earlier layer has null k and v.

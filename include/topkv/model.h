@@ -27,6 +27,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -358,6 +359,10 @@ struct LoadOptions {
   std::int64_t length = 0;
   /// Stage "weights", in bytes. Reports come many times a second while weights are quantised.
   ProgressFn progress = {};
+  /// A file with a trained indexer for this model (docs/reference/indexer-files.md). Its layers get
+  /// index keys, and sessions attend the rows that the indexer chooses. Empty: the model has no
+  /// indexer. A CPU alone runs indexers.
+  std::filesystem::path indexer = {};
 };
 
 /// Receives logits of tokens of a prefill: [count, vocab_size], of tokens number `first` and on.
@@ -378,6 +383,10 @@ struct PrefillOptions {
   /// Keeps queries for indices that learn from them and are added later
   /// (ContextOptions::keep_queries). For such indices among `indices` they are kept in any case.
   bool keep_queries = false;
+  /// In layers with a trained indexer, the number of blocks of index keys that a token chooses:
+  /// IndexerShape::top of the context. With every_index_block, `attention` applies to these
+  /// layers as to others. Not set: as the indexer's file says.
+  std::optional<std::int64_t> indexer_top = {};
   /// Receives the logits of all tokens while they are read, some tokens at a time. For scoring: it
   /// takes a product with the output layer for each token. Empty: no logits are computed.
   LogitsFn on_logits = {};
@@ -439,8 +448,8 @@ class Model {
   ///   off.
   ///
   /// Throws FileError for an invalid file, and OutOfMemory when the weights do not fit. Throws
-  /// Unsupported for a model that topkv does not have, and for weights that options.weights cannot
-  /// hold:
+  /// Unsupported for a model that topkv does not have, for an indexer on a CUDA device, and for
+  /// weights that options.weights cannot hold:
   /// - int4: a matrix whose inputs are not a multiple of 32;
   /// - int8 and int4: a checkpoint that is quantised already.
   static Model load(const std::filesystem::path& model, const Device& device = {},
@@ -485,6 +494,7 @@ class Model {
   /// - configuration, tokenizer, chat template and weights, by the content of their files; of files
   ///   above 1 MiB, their length and parts of them;
   /// - how the weights are held (WeightFormat);
+  /// - the file of a trained indexer (LoadOptions::indexer), by its content;
   /// - the length for which keys are turned (ModelConfig::load).
   ///
   /// Folder and names of the files do not count, except for their order. Reads a few MiB. Throws

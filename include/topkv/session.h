@@ -207,6 +207,12 @@ struct RetrievalOptions {
   std::int64_t dense_layers = 0;
   std::int64_t window = 1024;  ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;      ///< first tokens attended exactly; >= 0
+  /// In layers with a trained indexer, the number of blocks of index keys that a token chooses:
+  /// IndexerShape::top of the session's steps; >= 1. Not set: the context's.
+  std::optional<std::int64_t> indexer_top = {};
+  /// In layers with a trained indexer, the number of last blocks that a token always attends:
+  /// IndexerShape::local_blocks of the session's steps; 0 to `top`. Not set: the context's.
+  std::optional<std::int64_t> indexer_local_blocks = {};
   /// How *turns* are read: steps with K and V of least_turn_tokens tokens or more. Not set: as all
   /// other steps, where each token finds rows for itself.
   ///

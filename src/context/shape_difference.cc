@@ -4,6 +4,17 @@
 
 namespace topkv {
 
+bool stores_equal_index_keys(const AttentionShape& a, const AttentionShape& b) {
+  if (!a.indexer || !b.indexer) return !a.indexer && !b.indexer;
+  IndexerShape other = *b.indexer;  // what a step chooses is no part of what is stored
+  other.top = a.indexer->top;
+  other.local_blocks = a.indexer->local_blocks;
+  if (!(*a.indexer == other)) return false;
+  for (std::int64_t l = 0; l < a.layers; ++l)
+    if (a.indexer_layer_of(l) != b.indexer_layer_of(l)) return false;
+  return true;
+}
+
 std::string shape_difference(const AttentionShape& rows, const AttentionShape& wanted) {
   std::string text;
   const auto compare = [&](const char* what, auto of_rows, auto of_wanted) {
@@ -33,7 +44,7 @@ std::string shape_difference(const AttentionShape& rows, const AttentionShape& w
     compare("a layer with the choice of layer", rows.indexer_layer_of(l),
             wanted.indexer_layer_of(l));
   }
-  if (rows.indexer != wanted.indexer) {
+  if (!stores_equal_index_keys(rows, wanted) && text.empty()) {
     text += fmt::format("{}another trained indexer{}", text.empty() ? "" : "; ",
                         rows.indexer && wanted.indexer ? "" : ", or none");
   }

@@ -7,6 +7,10 @@
 
 namespace topkv {
 
+/// Returns whether contexts of two shapes store equal index keys in equal layers. What a step
+/// chooses by them, IndexerShape::top and local_blocks, may differ.
+bool stores_equal_index_keys(const AttentionShape& a, const AttentionShape& b);
+
 /// Returns what the shape of some rows differs in from the shape that is wanted: "layers 3, not 4;
 /// …". Empty: in nothing.
 std::string shape_difference(const AttentionShape& rows, const AttentionShape& wanted);

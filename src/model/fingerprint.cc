@@ -59,6 +59,8 @@ std::string Model::fingerprint() const {
   std::ranges::sort(files);
   std::string all;
   for (const auto& path : files) all += fmt::format("{:016x} ", sampled(path));
+  if (!impl.indexer_path.empty())
+    all += fmt::format("indexer {:016x} ", sampled(impl.indexer_path));
   // What is decided while loading, too.
   all += fmt::format("{} {}", name_of(impl.format), impl.config.rope_scaling.theta_factor);
   for (const double factor : impl.config.rope_scaling.pair_factors)

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/context/shape_difference.h"
 #include "src/core/format/gguf_file.h"
 #include "src/core/io/mapped_file.h"
 #include "src/core/text/printable.h"
@@ -40,6 +41,19 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
       format(options.weights),
       on_warning(std::move(warning)) {
   device.compute()->check_heads(config.attention);
+  std::shared_ptr<const IndexerFile> indexer;
+  if (!options.indexer.empty()) {
+    if (device.is_cuda()) {
+      throw Unsupported(fmt::format(
+          "{}: a trained indexer on a CUDA device; trained indexers run on a CPU so far: give the "
+          "device cpu, or leave the indexer out",
+          path_text(options.indexer)));
+    }
+    indexer = std::make_shared<const IndexerFile>(options.indexer, config);
+    config.attention.indexer = indexer->shape();
+    config.attention.indexer_layer = indexer->indexer_layer();
+    indexer_path = options.indexer;
+  }
   for (const std::string& line : config.warnings) warn(line);
   if (const std::string line = Weights::settle_tie(*checkpoint, config); !line.empty()) warn(line);
   const auto path = tokenizer_path(dir);
@@ -56,6 +70,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
     }
   }
   weights = Weights::load(*checkpoint, config, *device.compute(), options);
+  weights.indexer = std::move(indexer);
   if (!device.is_cuda() && Weights::has_draft_layer(*checkpoint, config)) {
     draft_layer =
         std::make_shared<const DraftLayer>(*checkpoint, config, weights, device, options.weights);
@@ -105,6 +120,13 @@ void Model::Impl::check_session(const Session& session) const {
         "the session's context has another scale, cap, chunks or sliding windows of attention, or "
         "keeps other rows and states of layers, than the model; give it a context that this "
         "model's prefill made");
+  }
+  if (!stores_equal_index_keys(own, its)) {
+    throw InvalidArgument(fmt::format(
+        "the session's context has {}, and the model {}; give it a context that this model's "
+        "prefill made, with the same file of an indexer or with none",
+        its.indexer ? "index keys of a trained indexer" : "no index keys",
+        own.indexer ? "has an indexer that makes other index keys" : "has no trained indexer"));
   }
   if (session.device().compute() == device.compute()) return;
   throw InvalidArgument(

@@ -87,6 +87,7 @@ struct Model::Impl {
   void check_weights() const;
 
   std::filesystem::path directory;
+  std::filesystem::path indexer_path;  // of a trained indexer; empty: there is none
   Device device;
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;      // none: the checkpoint has none

@@ -22,6 +22,23 @@ std::int64_t most_tokens(const RetrievalOptions& options, std::int64_t context_t
              : most;
 }
 
+/// Returns the attention of a session over a context of a shape.
+AttentionShape session_attention(AttentionShape shape, const RetrievalOptions& options) {
+  if (!shape.indexer) return shape;
+  shape.indexer->top = options.indexer_top.value_or(shape.indexer->top);
+  shape.indexer->local_blocks = options.indexer_local_blocks.value_or(shape.indexer->local_blocks);
+  if (shape.indexer->top < 1) {
+    throw InvalidArgument(
+        fmt::format("indexer_top is {}; expected 1 block or more", shape.indexer->top));
+  }
+  if (shape.indexer->local_blocks < 0 || shape.indexer->local_blocks > shape.indexer->top) {
+    throw InvalidArgument(
+        fmt::format("indexer_local_blocks is {}; expected 0 to the {} blocks that a token chooses",
+                    shape.indexer->local_blocks, shape.indexer->top));
+  }
+  return shape;
+}
+
 }  // namespace
 
 SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
@@ -44,7 +61,7 @@ SessionCore::SessionCore(std::shared_ptr<const Context> ctx, const Segment& froz
     : context(std::move(ctx)),
       options(std::move(opts)),
       device(where),
-      shape(context->shape()),
+      shape(session_attention(context->shape(), options)),
       spec(session_shape(shape, options, context->tokens())),
       schedule(options, shape.layers, context->tokens()),
       own(std::make_shared<LayerStates>(shape, context->dtype(), options.capacity,

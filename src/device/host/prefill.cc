@@ -12,6 +12,7 @@
 #include "src/core/threads/threads.h"
 #include "src/device/host/indexer_attention.h"
 #include "src/store/row_store.h"
+#include "topkv/context.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -91,7 +92,7 @@ class HostPrefill final : public DevicePrefill {
     lse_.reset(heads, 0);
     const PartialView out{step.out, step.lse != nullptr ? step.lse : lse_.view().lse, heads, d};
     reach_fault("prefill.attend");
-    if (shape_.has_indexer(step.layer)) {
+    if (shape_.has_indexer(step.layer) && shape_.indexer->top < every_index_block) {
       indexer_.attend(step, queries, {.before = before_, .store = store_}, out);
       return;
     }

@@ -85,8 +85,13 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
                     "bits, and rows may not be found: use q8 or q8/q4",
                     options.kv_dtype.name()));
   }
+  AttentionShape shape = config.attention;
+  if (shape.indexer && options.indexer_top) {
+    shape.indexer->top = *options.indexer_top;
+    shape.indexer->local_blocks = std::min(shape.indexer->local_blocks, shape.indexer->top);
+  }
   ContextBuilder builder(
-      config.attention,
+      std::move(shape),
       {.capacity = total,
        .dtype = options.kv_dtype,
        .attention = options.attention,
@@ -140,7 +145,9 @@ std::vector<float> Model::logits(std::span<const Token> tokens) const {
   const auto total = static_cast<std::int64_t>(tokens.size());
   impl_->check_reach(total);
   const DType dtype = device->is_cuda() ? DType::bf16 : DType::f32;
-  ContextBuilder builder(config.attention, {.capacity = total, .dtype = dtype}, impl_->device);
+  AttentionShape shape = config.attention;
+  if (shape.indexer) shape.indexer->top = every_index_block;
+  ContextBuilder builder(std::move(shape), {.capacity = total, .dtype = dtype}, impl_->device);
   const auto lock = device->lock();
   Forward forward(config, impl_->weights, device, total);
   impl_->blaming_weights([&] {

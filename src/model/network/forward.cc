@@ -136,6 +136,11 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
     place(out.output_gate, chunk * q_width, f32);
   }
   if (!shape.state_size.empty()) lay_out_recurrences(config, op, chunk, place, out);
+  if (shape.indexer) {
+    place(out.index_q, chunk * shape.indexer->heads * shape.indexer->dim, f32);
+    place(out.index_k, chunk * shape.indexer->dim, f32);
+    place(out.index_weights, chunk * shape.indexer->heads, f32);
+  }
   place(out.hidden, chunk * config.hidden_size, op);
   const LatentAttention& latent = config.latent;
   if (latent.kv_rank > 0) lay_out_latent(latent, shape.q_heads, op, chunk, place, out);
@@ -171,6 +176,9 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
       memory_(device->allocate(bytes(config, *device, chunk), "activations")),
       rope_(RopeTable::of_model(config)),
       sliding_rope_(RopeTable::of_sliding(config)),
+      index_rope_(weights.indexer
+                      ? RopeTable(weights.indexer->rope_theta(), weights.indexer->rope_dim(), {})
+                      : RopeTable(1, 0, {})),
       clock_(device->phase_clock()),
       steps_(static_cast<std::size_t>(config.attention.layers + 1)) {
   lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
@@ -183,6 +191,11 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_
   DeviceLock lock = device_->lock();
   clock_->begin(Phase::other);
   place_angles(first, count, length);
+  if (weights_.indexer) {
+    positions_.resize(static_cast<std::size_t>(count));
+    std::iota(positions_.begin(), positions_.end(), first);
+    place_index_angles(positions_);
+  }
   AttentionStep step;
   if (const DualChunk& chunks = config_.dual_chunk; chunks.chunk_size > 0) {
     step.q_far = a_.q_far;
@@ -200,6 +213,7 @@ void Forward::run_each(std::span<const Token> tokens, std::span<const std::int64
           a_.sliding_angles);
   place(rope_.angles(positions), config_.rotary_dim, std::ssize(tokens), a_.angles);
   place_growing_angles(positions);
+  place_index_angles(positions);
   run_placed(tokens, std::ssize(tokens), {}, texts, std::move(lock));
 }
 
@@ -241,6 +255,7 @@ void Forward::run_placed(std::span<const Token> tokens, std::int64_t texts, Atte
     step.v = config_.attention.has_rows(l) ? a_.v : nullptr;
     step.out = a_.attended;
     step.lse = a_.lse;
+    give_index_inputs(step);
     layers.attend(step);
     lock = device_->lock();
   }
@@ -324,6 +339,7 @@ void Forward::begin_layer(std::int64_t l, std::int64_t tokens) {
   read_residual(w.input_norm, tokens);
   if (config_.attention.is_attention(l)) {
     queries_keys_values(l, tokens);
+    index_inputs(l, tokens);
   } else if (tokens <= recurrent_tokens) {
     recurrence_inputs(w, 0, tokens);
   }

@@ -102,6 +102,7 @@ class Forward {
     // operand.
     float *layer_inputs, *layer_rows, *layer_gate;
     std::byte* layer_gated;
+    float *index_q, *index_k, *index_weights;  // with AttentionShape::indexer
     float* states;      // with ModelConfig::draft_layer: [tokens, hidden], of the tokens before
     std::byte* joined;  // with draft_layer, an operand: [tokens, 2 * hidden]
   };
@@ -134,6 +135,11 @@ class Forward {
   void find_states(const TextLayers& layers);
   void keep_states(const TextLayers& layers);
   void queries_keys_values(std::int64_t l, std::int64_t tokens);
+  /// Writes what RoPE turns the index queries and index keys of these positions by.
+  void place_index_angles(std::span<const std::int64_t> positions);
+  /// Makes index queries, index keys and weights of a layer that has an indexer.
+  void index_inputs(std::int64_t l, std::int64_t tokens);
+  void give_index_inputs(AttentionStep& step) const;
   /// Queries and rows of latent attention.
   void latent_inputs(std::int64_t l, std::int64_t tokens);
   void latent_rows(const LatentWeights& w, std::int64_t first, std::int64_t count);
@@ -242,6 +248,8 @@ class Forward {
   Activations a_{};
   RopeTable rope_;
   RopeTable sliding_rope_;
+  RopeTable index_rope_;                 // of a trained indexer
+  RopeAngles index_angles_;              // of a run's tokens
   std::vector<std::int64_t> positions_;  // of a chunk, for angles
   std::vector<std::int32_t> experts_;    // chosen by tokens, in host memory
   SortedSlots sorted_;

@@ -9,6 +9,8 @@ ModelConfig draft_layer_config(const ModelConfig& model) {
   shape.sliding_window.clear();
   shape.row_layer.clear();
   shape.state_size.clear();
+  shape.indexer.reset();
+  shape.indexer_layer.clear();
   config.delta = {};
   config.mixture.layers.clear();
   config.stored_layers.clear();

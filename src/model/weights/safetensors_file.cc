@@ -49,7 +49,7 @@ class HeaderReader {
     SafeTensorsFile::Entries entries;
     for (const auto& [name, value] : header.items()) {
       if (name == "__metadata__") {
-        check_metadata(value);
+        read_metadata(value);
       } else {
         entries.emplace(name, entry(name, value));
       }
@@ -60,6 +60,8 @@ class HeaderReader {
 
   /// Once it was read.
   std::int64_t bytes() const { return std::ssize(file_) - std::ssize(data_); }
+  /// Once it was read.
+  SafeTensorsFile::Metadata take_metadata() { return std::move(metadata_); }
 
  private:
   [[noreturn]] void fail(std::string_view found, std::string_view expected) const {
@@ -90,12 +92,13 @@ class HeaderReader {
     return static_cast<std::size_t>(length);
   }
 
-  void check_metadata(const Json& value) const {
+  void read_metadata(const Json& value) {
     if (value.is_null()) return;
     const bool strings =
         value.is_object() &&
         std::all_of(value.begin(), value.end(), [](const Json& v) { return v.is_string(); });
     if (!strings) fail(fmt::format("__metadata__ is {}", shown(value)), "an object of strings");
+    for (const auto& [key, text] : value.items()) metadata_.emplace(key, text.get<std::string>());
   }
 
   SafeTensorsFile::Entry entry(const std::string& name, const Json& value) const {
@@ -216,6 +219,7 @@ class HeaderReader {
   std::string path_;
   std::span<const std::byte> file_;
   std::span<const std::byte> data_;
+  SafeTensorsFile::Metadata metadata_;
 };
 
 }  // namespace
@@ -232,6 +236,7 @@ SafeTensorsFile SafeTensorsFile::open(const std::filesystem::path& path) {
   HeaderReader header(path, result.file_.bytes());
   result.entries_ = header.read();
   result.header_bytes_ = header.bytes();
+  result.metadata_ = header.take_metadata();
   return result;
 }
 

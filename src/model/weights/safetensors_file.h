@@ -42,11 +42,14 @@ class SafeTensorsFile {
     std::span<const std::byte> bytes;  ///< valid while the file lives
   };
   using Entries = std::map<std::string, Entry, std::less<>>;
+  using Metadata = std::map<std::string, std::string, std::less<>>;
 
   /// Throws FileError.
   static SafeTensorsFile open(const std::filesystem::path& path);
 
   const Entries& entries() const { return entries_; }
+  /// The strings of "__metadata__", by their keys.
+  const Metadata& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return file_.path(); }
   std::int64_t header_bytes() const { return header_bytes_; }
 
@@ -54,6 +57,7 @@ class SafeTensorsFile {
   MappedFile file_;
   std::int64_t header_bytes_ = 0;
   Entries entries_;
+  Metadata metadata_;
 };
 
 /// "[2, 3]"

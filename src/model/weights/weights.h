@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "src/core/math/matrix.h"
 #include "src/device/compute_device.h"
 #include "src/model/weights/checkpoint.h"
+#include "src/model/weights/indexer_file.h"
 #include "topkv/model.h"
 
 namespace topkv {
@@ -132,6 +134,7 @@ struct Weights {
   Matrix lm_head;            // [vocab, hidden]; the embedding when tied
   DraftInputWeights draft;   // with ModelConfig::draft_layer
   Buffer storage;            // what is not in the mapped file
+  std::shared_ptr<const IndexerFile> indexer;  // a trained indexer; null: none
 
   /// Views into the checkpoint, which must outlive the weights, or copies in the device's memory.
   /// What is packed goes there tensor by tensor, in pieces: the host holds one piece beside.
