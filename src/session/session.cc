@@ -215,6 +215,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
     check_rules_have_tail(options);
     break;
   }
+  if (options.tail.empty()) options.tail = no_tail;  // no layer searches
   state_ = std::make_unique<State>(std::move(context), std::move(options), device);
 }
 

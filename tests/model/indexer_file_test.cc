@@ -326,6 +326,7 @@ TEST_F(IndexerFiles, SessionsAttendTheChoiceOfFloat64) {
           want.erase(want.begin(), want.begin() + read_before * sizes.vocab);
           expect_same(got, want);
           EXPECT_GT(session.stats().rows_retrieved, 0);
+          EXPECT_EQ(session.options().tail, "none");
         }
       }
     }

@@ -93,8 +93,8 @@ ResultTable table_of(const FidelityReport& report) {
   const bool dtypes = several_dtypes(report);
   std::vector<std::vector<std::string>> rows;
   for (const Fidelity& of : report.settings) {
-    rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
-                    fmt::format("{:.4f}", of.error_p90),
+    rows.push_back({index_text(of.options), of.k, of.options.tail,
+                    fmt::format("{:.4f}", of.error_mean), fmt::format("{:.4f}", of.error_p90),
                     of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
                     fmt::format("{:.5f}", of.kl.mean), fmt::format("{:.5f}", of.kl.most),
                     fmt::format("{:.3f}", of.agreement), number(of.mass), number(of.mass_p10),

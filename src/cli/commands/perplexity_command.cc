@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -102,7 +103,7 @@ std::string table(const PerplexityReport& report, std::size_t width) {
   add(report.dense, {"dense", "-", "-", "-", "all"}, "-");
   for (const Perplexity& of : report.settings) {
     add(of,
-        {of.options.index, of.k, of.options.tail, rule_cell(of.options),
+        {index_text(of.options), of.k, of.options.tail, rule_cell(of.options),
          fmt::format("{:.0f}", of.rows)},
         difference_text(difference(of, report)));
   }
@@ -119,7 +120,8 @@ std::string prediction_table(const PerplexityReport& report, std::size_t width) 
   for (const Perplexity& of : report.settings) {
     const PredictionDifference& differs = of.predictions;
     const Spread kl = spread_of(differs.kl);
-    std::vector<std::string> row = {of.options.index, of.k, of.options.tail, rule_cell(of.options)};
+    std::vector<std::string> row = {index_text(of.options), of.k, of.options.tail,
+                                    rule_cell(of.options)};
     for (const double figure : {kl.mean, kl.median, kl.p90, kl.p95, kl.p99, kl.most})
       row.push_back(fmt::format("{:.5f}", figure));
     row.push_back(fmt::format("{:+.3f} %", 100 * differs.mean_delta_p()));
@@ -135,6 +137,11 @@ std::string prediction_table(const PerplexityReport& report, std::size_t width) 
       {.width = width, .keys = 4U});
 }
 
+bool has_indexer(const PerplexityReport& report) {
+  return std::ranges::any_of(
+      report.settings, [](const Perplexity& of) { return of.options.indexer_top.has_value(); });
+}
+
 void print_report(const PerplexityReport& report, const PerplexityFacts& facts) {
   const std::size_t width = line_width(stdout);
   fmt::print("{}\n", table(report, width));
@@ -145,13 +152,14 @@ void print_report(const PerplexityReport& report, const PerplexityFacts& facts) 
                fmt::format(
                    "{} tokens scored: the last {} of each of {} pieces of {} tokens ({} "
                    "prefill, rows {}), fed one by one. rows: mean rows that a query head "
-                   "attended beyond window and sinks. worse by: nats per token above dense "
+                   "attended beyond window and sinks{}. worse by: nats per token above dense "
                    "attention, over these tokens{}. read: bytes of the context. KL: divergence of "
                    "the next token's distribution from dense attention's, in nats. Δp: "
                    "probability of the token that came, minus dense attention's. same top: tokens "
                    "with dense attention's most likely token.",
                    format_grouped(std::ssize(report.dense.nats)), report.scored, report.pieces,
                    format_grouped(facts.piece_tokens), facts.prefill, facts.kv_dtype,
+                   has_indexer(report) ? ", in layers with an indexer the window's, too" : "",
                    report.pieces > 1 ? ", in brackets its 95 % interval over the pieces "
                                        "(Student's)"
                                      : ""),

@@ -17,11 +17,33 @@ std::int64_t bytes_of_rows(const Context& context, std::int64_t rows, std::int64
   return layers * shape.kv_heads * rows * shape.row_bytes(context.dtype());
 }
 
+/// Returns whether a layer finds rows by an index.
+bool any_attends_all(const AttentionShape& shape) {
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+    if (shape.attends_all(layer)) return true;
+  return false;
+}
+
+/// Returns the bytes of index keys that a token's choices score.
+std::int64_t bytes_of_index_keys(const Context& context, const RetrievalOptions& options) {
+  const IndexerShape& of = *context.shape().indexer;
+  if (options.indexer_top.value_or(of.top) >= every_index_block) return 0;
+  return context.shape().index_key_layers() * of.keys(context.tokens()) * of.key_bytes();
+}
+
 }  // namespace
 
 std::optional<std::int64_t> bytes_to_retrieve(const Context& context,
                                               const RetrievalOptions& options, double rows) {
   if (options.mass || options.error) return {};
+  if (context.shape().indexer) {
+    if (any_attends_all(context.shape())) return {};  // rows of both kinds are counted as one
+    // The query heads of a group attend the same rows.
+    return bytes_of_index_keys(context, options) +
+           static_cast<std::int64_t>(
+               rows / static_cast<double>(context.shape().group()) *
+               static_cast<double>(context.shape().row_bytes(context.dtype())));
+  }
   const std::int64_t dense = std::min(options.dense_layers, context.shape().layers);
   const std::int64_t searched = context.bytes_read_to_search(options.index, dense);
   if (searched < 0) return {};

@@ -9,6 +9,7 @@
 #include "src/eval/run/bytes_read.h"
 #include "src/eval/run/likelihood.h"
 #include "src/eval/run/relative_error.h"
+#include "src/eval/run/retrieval_setting.h"
 
 namespace topkv {
 namespace {
@@ -127,6 +128,7 @@ class Comparison {
     const std::int64_t tokens = std::ssize(probe);
     RetrievalOptions everything;
     everything.dense_layers = shape_.layers;
+    everything.indexer_top = every_index_block;
     everything.capacity = tokens + 1;
     Session dense(context_, everything, model_.device());
     struct Compared {
@@ -196,7 +198,7 @@ class Comparison {
 
   /// Of the step's last token.
   void measure_spread(const AttentionStep& step) {
-    if (!shape_.attends_all(step.layer) || shape_.chunk_len > 0) return;
+    if (!is_full(step.layer) || shape_.chunk_len > 0) return;
     std::vector<float> queries(static_cast<std::size_t>(shape_.q_heads * shape_.head_dim));
     const auto width = std::ssize(queries);
     ComputeDevice& device = *model_.device().compute();
@@ -217,8 +219,13 @@ class Comparison {
                    reinterpret_cast<std::byte*>(step.out));
   }
 
+  /// Whether dense attention of a layer is over all tokens.
+  bool is_full(std::int64_t layer) const {
+    return shape_.attends_all(layer) || shape_.has_indexer(layer);
+  }
   bool retrieves(std::size_t s, std::int64_t layer) const {
-    return shape_.attends_all(layer) && layer >= settings_[s].options.dense_layers;
+    return shape_.has_indexer(layer) ||
+           (shape_.attends_all(layer) && layer >= settings_[s].options.dense_layers);
   }
 
   std::span<const float> row(const std::vector<float>& logits, std::int64_t token) const {
@@ -294,7 +301,7 @@ class Comparison {
     if (sums.stats.exact_rows > 0) {
       of.recall = static_cast<double>(sums.stats.exact_rows_found) /
                   static_cast<double>(sums.stats.exact_rows);
-    } else if (sums.stats.retrieving_steps > 0 && of.options.index == "exact") {
+    } else if (sums.stats.retrieving_steps > 0 && index_text(of.options) == "exact") {
       of.recall = 1;
       of.mass_recall = 1;
       of.mass_recall_p10 = 1;

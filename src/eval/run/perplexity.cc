@@ -79,6 +79,7 @@ PerplexityDifference difference(const Perplexity& from_dense, const PerplexityRe
 
 PerplexityRun::PerplexityRun(const Model& model, std::vector<Perplexity> settings) : model_(model) {
   report_.dense.options.dense_layers = model.config().attention.layers;
+  report_.dense.options.indexer_top = every_index_block;
   report_.settings = std::move(settings);
   report_.dense.bytes_read = 0;
   for (Perplexity& setting : report_.settings) setting.bytes_read = 0;

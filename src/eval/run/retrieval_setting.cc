@@ -26,16 +26,20 @@ std::string rule_cell(const RetrievalOptions& options) {
   return rule.empty() ? "-" : rule;
 }
 
+std::string index_text(const RetrievalOptions& options) {
+  return options.indexer_top ? "indexer" : options.index;
+}
+
 std::string setting_text(const RetrievalOptions& options, const std::string& k) {
   const std::string rule = rule_text(options);
-  return fmt::format("{}, top {}, tail {}{}{}{}", options.index, k, options.tail,
+  return fmt::format("{}, top {}, tail {}{}{}{}", index_text(options), k, options.tail,
                      rule.empty() ? "" : ", ", rule,
                      options.host_search ? ", found by the host" : "");
 }
 
 void add_setting(nlohmann::ordered_json& json, const RetrievalOptions& options,
                  const std::string& k) {
-  json["index"] = options.index;
+  json["index"] = index_text(options);
   json["kv_topk"] = k;
   json["kv_tail"] = options.tail;
   json["kv_mass"] = or_null(options.mass);

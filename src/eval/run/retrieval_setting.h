@@ -9,6 +9,8 @@
 
 namespace topkv {
 
+/// The index, or "indexer": RetrievalOptions::indexer_top is set.
+std::string index_text(const RetrievalOptions& options);
 /// "0.1,0.05": RetrievalOptions::guarantee, if it is set.
 std::optional<std::string> guarantee_text(const RetrievalOptions& options);
 
