@@ -1,11 +1,12 @@
 """Train an indexer for a model that was trained without one, and write it beside the checkpoint.
 
     python examples/python/train_indexer.py SmolLM2-135M train.txt -o indexer.safetensors
+    topkv perplexity -m SmolLM2-135M -f test.txt --indexer indexer.safetensors --kv-topk 64
 
 The indexer of a layer projects the input of the layer's attention to index queries, one index key and weights, like
 the lightning indexer of DeepSeek-V3.2 (arXiv 2512.02556, section 2.1). It learns the distribution of dense attention,
 summed over the query heads that share a choice: the loss is the KL divergence from it to the softmax of the scores, as
-in the warm-up stage there. The model itself stays as it is. LoadOptions::indexer loads the file.
+in the warm-up stage there. The model itself stays as it is.
 
 The last --local tokens are always attended, so the loss leaves them out. Layers are trained at the same time and do
 not depend on each other. Attention of the training texts is computed once and kept in memory: --pieces times --length

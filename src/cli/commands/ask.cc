@@ -309,6 +309,7 @@ Run add_ask(CLI::App& app) {
   FlagBinder bind(*add_command(app, "ask"));
   bind.operand(flags->file);
   bind.all(flags->model, flags->retrieval, flags->prefill, flags->answers, flags->variables);
+  bind("--indexer", flags->retrieval.indexer);
   bind("--prompt", flags->prompts);
   bind("--mmap", flags->mapped);
   bind("--length", flags->length);

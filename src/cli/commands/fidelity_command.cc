@@ -353,6 +353,7 @@ Run add_fidelity(CLI::App& app) {
   const auto flags = std::make_shared<FidelityFlags>();
   FlagBinder bind(*add_command(app, "fidelity"));
   bind.all(flags->model, flags->compared, flags->prefill);
+  bind("--indexer", flags->compared.retrieval.indexer);
   bind("--kv-dtype", flags->dtypes);
   bind.all(flags->prefills);
   bind("--ctx", flags->context);

@@ -365,6 +365,7 @@ Run add_generate(CLI::App& app) {
   const auto flags = std::make_shared<GenerateFlags>();
   FlagBinder bind(*add_command(app, "generate"));
   bind.all(flags->model, flags->retrieval, flags->prefill, flags->answers, flags->variables);
+  bind("--indexer", flags->retrieval.indexer);
   bind("--samples", flags->samples);
   bind("--prompt", flags->prompt);
   bind("--file", flags->files);

@@ -87,7 +87,7 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
                                 }),
                device);
   }
-  LoadOptions options{.weights = weights, .length = length};
+  LoadOptions options{.weights = weights, .length = length, .indexer = retrieval.indexer};
   if (weights != WeightFormat::stored) options.progress = progress.callback("weights");
   Model model = Model::load(flags.directory, device, warnings_to(progress), options);
   progress.finish();

@@ -247,6 +247,7 @@ Run add_perplexity(CLI::App& app) {
   const auto flags = std::make_shared<PerplexityFlags>();
   FlagBinder bind(*add_command(app, "perplexity"));
   bind.all(flags->model, flags->compared, flags->prefill);
+  bind("--indexer", flags->compared.retrieval.indexer);
   bind("--file", flags->files);
   bind("--ctx", flags->context);
   bind("--score", flags->score);

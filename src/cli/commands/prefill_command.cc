@@ -174,6 +174,7 @@ Run add_prefill(CLI::App& app) {
   const auto flags = std::make_shared<PrefillCommandFlags>();
   FlagBinder bind(*add_command(app, "prefill"));
   bind.all(flags->model, flags->retrieval, flags->prefill);
+  bind("--indexer", flags->retrieval.indexer);
   bind("--file", flags->files);
   bind("--output", flags->output);
   bind("--chat", flags->chat);

@@ -103,7 +103,7 @@ CommandHelp generate_command() {
       "Continues a prompt, or the text of files. Files become a frozen context before the "
       "prompt, and each step retrieves rows from it. Files and prompt are read as one text: "
       "end the last line of a file before a question.",
-      {model_flags(),
+      {with_indexer(model_flags()),
        {"text",
         {prompt(value::prose("a text to continue"), "continue this text; with --chat, ask it",
                 "the files alone"),
@@ -151,7 +151,7 @@ CommandHelp prefill_command() {
       "-m DIR -f FILE... -o FILE.tkv [flags]",
       "Reads texts once and writes their context to a file for topkv ask: rows, indices and codes. "
       "The new file appears once it is complete; an older file of that name stays until then.",
-      {model_flags(),
+      {with_indexer(model_flags()),
        {"text",
         {required(files_flag("read text of the context; repeat for several, - is standard input")),
          chat_message("make the texts the beginning of a message"), system_message("with --chat: "),
@@ -185,7 +185,7 @@ CommandHelp ask_command() {
       "Answers prompts over a context that topkv prefill wrote, with the model that read it. Each "
       "prompt is answered by itself, several of them in joint steps. Answers go to standard output "
       "in the order of the prompts.",
-      {model_flags(weights_of_file),
+      {with_indexer(model_flags(weights_of_file)),
        {"text",
         {prompt(value::repeated(value::prose("a text to continue")),
                 "continue this text, or ask it if the context is in a chat template; repeat for "

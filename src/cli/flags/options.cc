@@ -63,6 +63,29 @@ void check_rules(const RetrievalFlags& flags) {
   }
 }
 
+/// With a trained indexer, which says itself what is enough.
+void check_indexer(const RetrievalFlags& flags) {
+  if (flags.indexer.empty()) return;
+  const bool tail = !flags.tail.empty() && flags.tail != "none";
+  const char* const other = flags.mass                ? "--kv-mass"
+                            : flags.error             ? "--kv-error"
+                            : flags.guarantee         ? "--kv-guarantee"
+                            : tail                    ? "--kv-tail"
+                            : flags.gpu_rows          ? "--kv-gpu-rows"
+                            : flags.dense_layers != 0 ? "--kv-dense-layers"
+                                                      : nullptr;
+  if (other != nullptr) {
+    throw UsageError(fmt::format(
+        "{} does not go with --indexer: layers with an indexer attend the --kv-topk tokens that it "
+        "chooses, and the last --kv-window tokens; leave one of them out",
+        other));
+  }
+  if (TopK::parse(flags.k).schedule == TopK::Schedule::same) return;
+  throw UsageError(fmt::format(
+      "--kv-topk: expected one number with --indexer, which all layers share; found '{}'",
+      flags.k));
+}
+
 bool names_index(const std::string& tail) { return !tail.empty() && tail != "none"; }
 
 }  // namespace
@@ -92,6 +115,12 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   }
   options.window = flags.window;
   options.sinks = flags.sinks;
+  if (!flags.indexer.empty()) {
+    const std::int64_t most = every_index_block - 1;
+    options.indexer_local_blocks = std::min(flags.window, most);
+    options.indexer_top =
+        std::min(std::min(flags.window, most) + std::min(options.k.value, most), most);
+  }
   options.capacity = capacity;
   return options;
 }
@@ -148,6 +177,7 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
   options.kv_dtype = KvDType::parse(flags.dtype);
   options.memory_budget = flags.memory.value_or(0);
   options.keep_queries = std::ranges::any_of(retrieval.indices, learns_queries);
+  if (!retrieval.indexer.empty()) options.indexer_top = every_index_block;
   return options;
 }
 
@@ -224,6 +254,7 @@ void check_flags(const RetrievalFlags& flags) {
         "--kv-index: '{}' is given twice{}; expected different indices", spec,
         earlier->second == spec ? "" : fmt::format(", it is the same as '{}'", earlier->second)));
   }
+  check_indexer(flags);
   check_guarantee(flags);
   check_rules(flags);
   if (flags.gpu_rows && (flags.mass || flags.error || flags.host_search)) {
@@ -242,7 +273,9 @@ void check_flags(const RetrievalFlags& retrieval, const PrefillFlags& prefill) {
 
 void name_index(RetrievalFlags& flags, const AttentionShape& shape) {
   if (!flags.indices.empty()) return;
-  flags.indices = {!flags.dense_layers ? "exact" : IndexSpec::default_for(shape.head_dim).text()};
+  flags.indices = {!flags.dense_layers || !flags.indexer.empty()
+                       ? "exact"
+                       : IndexSpec::default_for(shape.head_dim).text()};
 }
 
 ModelConfig check_model(const ModelFlags& flags, RetrievalFlags& retrieval) {

@@ -35,6 +35,7 @@ struct ModelFlags {
 };
 
 struct RetrievalFlags {
+  std::string indexer;               ///< a file with a trained indexer; empty: none
   std::vector<std::string> indices;  ///< empty: name_index() has to name one
   std::string k;
   std::int64_t window = 0;

@@ -87,6 +87,15 @@ FlagGroup model_flags(const std::string& weights) {
                 "use at most N threads", "", "all cores")}};
 }
 
+FlagGroup with_indexer(FlagGroup model) {
+  Flag flag("--indexer", value::file("the file of an indexer"),
+            "choose rows with the trained indexer in this file, on a CPU: --kv-topk tokens and the "
+            "last --kv-window");
+  flag.value.endings = {"safetensors"};
+  model.flags.insert(model.flags.begin() + 1, if_given(std::move(flag)));
+  return model;
+}
+
 std::vector<Flag> draft_model_flags(const std::string& meaning) {
   return {Flag("--draft-model", value::model(), meaning, "", "none"),
           Flag("--draft-window", value::count(least_draft_window, most_draft_window),
@@ -236,7 +245,7 @@ FlagGroup compared(FlagGroup group, std::initializer_list<const char*> names) {
 }
 
 const Flag& shared_flag(std::string_view name) {
-  static const std::vector<FlagGroup> groups = {model_flags(), answer_flags(""),
+  static const std::vector<FlagGroup> groups = {with_indexer(model_flags()), answer_flags(""),
                                                 retrieval_flags("64"), prefill_flags("auto")};
   return *find_flag(groups, name);
 }

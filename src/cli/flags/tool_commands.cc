@@ -109,7 +109,7 @@ CommandHelp fidelity_command() {
       "--kv-guarantee is one setting. Several of --prefill, --prefill-keys or --prefill-mass "
       "compare prefills instead: "
       "what each leaves in the rows, beside a dense prefill.",
-      {model_flags(),
+      {with_indexer(model_flags()),
        {"task",
         {Flag("-c, --ctx", value::count(), "prefill a context of N tokens (K = 1024, M = 1024²)",
               "64K"),
@@ -138,7 +138,7 @@ CommandHelp perplexity_command() {
       "tokens are fed one by one and scored. Each combination of --kv-index, --kv-tail, --kv-topk, "
       "--kv-mass, --kv-error and --kv-guarantee is one setting. All settings score the same "
       "tokens.",
-      {model_flags(),
+      {with_indexer(model_flags()),
        {"task",
         {required(files_flag("score this text; repeat for several, - is standard input")),
          Flag("-c, --ctx", value::count(),
