@@ -47,11 +47,12 @@ ContextPtr prefill(const Model& self, py::handle tokens, const std::string& pref
                    const std::string& kv_dtype, std::int64_t memory_budget,
                    std::vector<std::string> indices, const py::object& progress, std::int64_t keys,
                    std::optional<std::int64_t> least, double mass, bool measure,
-                   std::optional<py::list> shares) {
+                   std::optional<py::list> shares, std::optional<std::int64_t> indexer_top) {
   const std::vector<Token> ids = tokens_of(tokens, "tokens");
-  const PrefillOptions options =
+  PrefillOptions options =
       prefill_options(prefill_attention(prefill, window, sinks, keys, least, mass, measure), chunk,
                       kv_dtype, memory_budget, std::move(indices));
+  options.indexer_top = indexer_top;
   const ProgressFn report = progress_of(progress);
   std::vector<PrefillShare> met;
   ContextPtr context;
@@ -276,20 +277,26 @@ void bind_model(py::module_& module) {
       .def_static(
           "load",
           [](const std::filesystem::path& directory, const py::object& device,
-             const std::string& weights, const py::object& progress, std::int64_t length) {
+             const std::string& weights, const py::object& progress, std::int64_t length,
+             const std::optional<std::filesystem::path>& indexer) {
             const Device where = device_of(device);
-            const LoadOptions options{parse_weight_format(weights), length, progress_of(progress)};
+            const LoadOptions options{parse_weight_format(weights), length, progress_of(progress),
+                                      indexer.value_or(std::filesystem::path())};
             const GilReleased released;
             return std::make_shared<Model>(
                 Model::load(found(directory, ModelFiles::all), where, &warn, options));
           },
           py::arg("directory"), py::arg("device") = py::none(), py::kw_only(),
           py::arg("weights") = "stored", py::arg("progress") = py::none(), py::arg("length") = 0,
+          py::arg("indexer") = py::none(),
           "Loads a checkpoint.\n\n"
           "weights: \"stored\", as in the checkpoint (quantised weights by their codes); or "
           "\"int8\" or \"int4\", rounded while they are loaded.\n\n"
           "progress: called with a Progress.\n\n"
           "length: as in ModelConfig.load.\n\n"
+          "indexer: a file with a trained indexer for this model "
+          "(docs/reference/indexer-files.md), on a CPU. Sessions attend the rows that it "
+          "chooses.\n\n"
           "Warns (warnings.warn) of keys of the configuration that the network ignores. Warns once "
           "when tokens go beyond the positions that the model was made for, and once when the "
           "tokenizer leaves bytes of a text out.")
@@ -307,19 +314,22 @@ void bind_model(py::module_& module) {
       .def("check_reach", &Model::check_reach, py::arg("tokens"),
            "Warns if `tokens` tokens go beyond config.reach, unless it has warned before.")
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)
-      .def("prefill", &prefill, py::arg("tokens"), py::arg("prefill") = "dense", py::kw_only(),
-           py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
-           py::arg("kv_dtype") = "bf16", py::arg("memory_budget") = 0,
-           py::arg("indices") = std::vector<std::string>(), py::arg("progress") = py::none(),
-           py::arg("prefill_keys") = PrefillAttention().keys, py::arg("prefill_least") = py::none(),
-           py::arg("prefill_mass") = PrefillAttention().mass, py::arg("prefill_measure") = false,
-           py::arg("shares") = py::none(),
-           "Runs the tokens through the network into a new Context. prefill: \"dense\", "
-           "\"window\", \"sparse\" or \"auto\", which is sparse, or dense where that is quicker. "
-           "It, window, sinks, memory_budget, prefill_keys, prefill_least, prefill_mass and "
-           "prefill_measure: as in ContextBuilder. chunk: tokens per step; 0: a suitable number. "
-           "indices: specs of the indices to build. progress: called with a Progress. shares: a "
-           "list that receives a PrefillShare for each layer.")
+      .def(
+          "prefill", &prefill, py::arg("tokens"), py::arg("prefill") = "dense", py::kw_only(),
+          py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
+          py::arg("kv_dtype") = "bf16", py::arg("memory_budget") = 0,
+          py::arg("indices") = std::vector<std::string>(), py::arg("progress") = py::none(),
+          py::arg("prefill_keys") = PrefillAttention().keys, py::arg("prefill_least") = py::none(),
+          py::arg("prefill_mass") = PrefillAttention().mass, py::arg("prefill_measure") = false,
+          py::arg("shares") = py::none(), py::arg("indexer_top") = py::none(),
+          "Runs the tokens through the network into a new Context. prefill: \"dense\", "
+          "\"window\", \"sparse\" or \"auto\", which is sparse, or dense where that is quicker. "
+          "It, window, sinks, memory_budget, prefill_keys, prefill_least, prefill_mass and "
+          "prefill_measure: as in ContextBuilder. chunk: tokens per step; 0: a suitable number. "
+          "indices: specs of the indices to build. progress: called with a Progress. shares: a "
+          "list that receives a PrefillShare for each layer. indexer_top: in layers with a trained "
+          "indexer, the blocks of index keys that a token chooses; None: as the indexer's file "
+          "says; 2**40: `prefill` says what these layers attend, as in other layers.")
       .def("logits", &logits, py::arg("tokens"),
            "Returns the logits of a dense forward pass, float32 [tokens, vocab_size].")
       .def("logits", &session_logits, py::arg("session"), py::arg("tokens"),

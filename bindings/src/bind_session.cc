@@ -30,7 +30,8 @@ std::unique_ptr<SessionHandle> make(
     std::int64_t sinks, std::int64_t capacity, bool measure_recall, std::int64_t memory_budget,
     bool host_search, std::int64_t device_rows, const std::optional<std::string>& turns,
     std::int64_t turn_window, std::int64_t turn_keys, std::optional<std::int64_t> turn_least,
-    double turn_mass) {
+    double turn_mass, std::optional<std::int64_t> indexer_top,
+    std::optional<std::int64_t> indexer_local_blocks) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .host_search = host_search,
@@ -41,6 +42,8 @@ std::unique_ptr<SessionHandle> make(
                               .dense_layers = dense_layers,
                               .window = window,
                               .sinks = sinks,
+                              .indexer_top = indexer_top,
+                              .indexer_local_blocks = indexer_local_blocks,
                               .capacity = capacity,
                               .memory_budget = memory_budget,
                               .device_rows = device_rows,
@@ -249,7 +252,10 @@ void bind_session(py::module_& module) {
       "turns: how steps of 256 tokens or more are read: \"dense\", \"sparse\" or \"auto\", as a "
       "prefill of this mode reads text, with these `sinks`; None: each token finds rows for "
       "itself. turn_window, turn_keys, turn_least, turn_mass: as window, prefill_keys, "
-      "prefill_least and prefill_mass of ContextBuilder.",
+      "prefill_least and prefill_mass of ContextBuilder.\n\n"
+      "indexer_top, indexer_local_blocks: in layers with a trained indexer, the blocks of index "
+      "keys that a token chooses, and the last blocks that it always attends, as in IndexerShape; "
+      "None: as the context was read.",
       py::release_gil_before_calling_cpp_dtor());
   bind_states(type, &SessionHandle::session, busy, "own_tokens",
               "A copy of the recurrent state of a layer after the last token, which may be the "
@@ -263,7 +269,8 @@ void bind_session(py::module_& module) {
            py::arg("memory_budget") = 0, py::arg("host_search") = false, py::arg("device_rows") = 0,
            py::arg("turns") = py::none(), py::arg("turn_window") = PrefillAttention().window,
            py::arg("turn_keys") = PrefillAttention().keys, py::arg("turn_least") = py::none(),
-           py::arg("turn_mass") = PrefillAttention().mass)
+           py::arg("turn_mass") = PrefillAttention().mass, py::arg("indexer_top") = py::none(),
+           py::arg("indexer_local_blocks") = py::none())
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),

@@ -711,6 +711,8 @@ class Session:
         turn_keys: int = 8192,
         turn_least: int | None = None,
         turn_mass: float = 0.98,
+        indexer_top: int | None = None,
+        indexer_local_blocks: int | None = None,
     ) -> None: ...
     @overload
     def attend(
@@ -1097,11 +1099,13 @@ class Model:
         weights: str = "stored",
         progress: Callable[[Progress], object] | None = None,
         length: int = 0,
+        indexer: _Path | None = None,
     ) -> Model:
         """Loads a checkpoint.
 
         weights: "stored", as in the checkpoint (quantised weights by their codes); or "int8" or
-        "int4", rounded while they are loaded."""
+        "int4", rounded while they are loaded.
+        indexer: a file with a trained indexer for this model, on a CPU."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -1138,8 +1142,12 @@ class Model:
         prefill_mass: float = 0.98,
         prefill_measure: bool = False,
         shares: list[PrefillShare] | None = None,
+        indexer_top: int | None = None,
     ) -> Context:
-        """Runs the tokens through the network into a new Context."""
+        """Runs the tokens through the network into a new Context.
+
+        indexer_top: in layers with a trained indexer, the blocks of index keys that a token chooses; 2**40: `prefill`
+        says what these layers attend, as in other layers."""
 
     def generate(
         self,
