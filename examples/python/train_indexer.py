@@ -121,6 +121,12 @@ def loss_of(indexer: Indexer, piece: Piece, layer: int) -> torch.Tensor:
     return (target * (target.clamp(min=1e-9).log() - log_p)).sum(dim=-1).mean()
 
 
+def best_keys(scores: torch.Tensor, top: int) -> torch.Tensor:
+    """The positions of the best `top` scores, or of all if there are fewer. If scores are equal, the earlier key wins,
+    as in topkv. With relu, a key without a positive product scores 0."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
+
+
 @torch.no_grad()
 def recall(indexer: Indexer, piece: Piece, layer: int, top: int) -> tuple[float, float]:
     """The attention, of all to tokens before the local ones, that the best `top` keys hold: by the indexer's scores,
@@ -128,7 +134,7 @@ def recall(indexer: Indexer, piece: Piece, layer: int, top: int) -> tuple[float,
     x, target = piece.inputs[layer].float(), piece.targets[layer].float()
     hidden = hidden_keys(piece.asked, len(x), indexer.args.local)
     scores = indexer.scores(x, piece.asked).masked_fill(hidden, -torch.inf)
-    chosen = scores.topk(min(top, scores.shape[-1]), dim=-1).indices
+    chosen = best_keys(scores, top)
     best = target.topk(min(top, target.shape[-1]), dim=-1).values
     return target.gather(-1, chosen).sum(dim=-1).mean().item(), best.sum(dim=-1).mean().item()
 
