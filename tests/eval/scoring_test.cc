@@ -14,6 +14,7 @@
 #include "src/eval/tasks/random_draws.h"
 #include "src/eval/tasks/record_score.h"
 #include "src/eval/tasks/sequence_ratio.h"
+#include "src/eval/tasks/tsv_score.h"
 
 namespace topkv {
 namespace {
@@ -177,6 +178,34 @@ TEST(RecordScores, OfAnswersThatAreNoListOfRecordsAreZero) {
   std::string nested = "[";
   for (int i = 0; i < 100'000; ++i) nested += "{\"a\":";
   EXPECT_EQ(record_score(nested + "1" + std::string(100'000, '}') + "]", two_people), 0);
+}
+
+TEST(TsvScores, AreTheF1OfRows) {
+  const std::string reference =
+      "object\ttown\tyear\nAmber lamp\tAshford\t1801\nOld saw\tYork\t1912\n";
+  const auto score = [&](std::string_view answer) { return tsv_score(answer, reference); };
+  const std::string lamp = "Amber lamp\tAshford\t1801\n";
+  const std::string saw = "Old saw\tYork\t1912\n";
+  EXPECT_EQ(score(lamp + saw), 1);
+  EXPECT_EQ(score_of(Scoring::tsv_rows, lamp + saw, {reference}), 1);
+  EXPECT_EQ(score(reference), 1);  // with the header
+  EXPECT_EQ(score("\n" + saw + lamp + "\nThat is all.\tI\tthink"), 1);
+  EXPECT_EQ(score("Here:\n```tsv\n" + reference + "```\nOld\tsaw\tx\n"), 1);
+  EXPECT_EQ(score("the amber  LAMP.\tAsh ford\t1,801\r\nold saw\tyork\t1912"), 1);
+  EXPECT_DOUBLE_EQ(score(lamp), 2.0 / 3);                                   // 1 of 1, 1 of 2
+  EXPECT_DOUBLE_EQ(score(lamp + saw + "Tin cup\tYork\t1913\n"), 0.8);       // 2 of 3, 2 of 2
+  EXPECT_DOUBLE_EQ(score(lamp + lamp + "Tin cup\tYork\t1913\n"), 4.0 / 7);  // 2 of 3, 1 of 2
+  EXPECT_DOUBLE_EQ(score("Amber lamp\tAshford\n" + saw), 0.5);  // a cell is missing: 1 of 2, 1 of 2
+  EXPECT_DOUBLE_EQ(score(saw + "Amber lamp\tAshf"), 2.0 / 3);   // the last row is cut off
+  EXPECT_EQ(score("Amber lamp\tAshford\t1802\nOld saw\tYork\t1911"), 0);
+}
+
+TEST(TsvScores, OfAnswersWithoutSuchRowsAreZero) {
+  for (const std::string& answer : std::vector<std::string>{
+           "", "\n\n", "\t", "a\tb", "a\tb\n", "```tsv", "```tsv```", "\xff\t\xfe", "a\tb\nb\ta\n",
+           std::string(5'000'000, '\t'), std::string(5'000'000, 'x')}) {
+    EXPECT_EQ(tsv_score(answer, "a\tb\nx\ty\n"), 0) << answer.substr(0, 40);
+  }
 }
 
 TEST(SquadF1, ComparesWordsAsSquadDoes) {

@@ -285,6 +285,59 @@ TEST_F(Tasks, PeopleOfATextAreToBeListedInJson) {
                                 {"use a longer length"});
 }
 
+TEST_F(Tasks, EntriesOfAPageAreToBeExtracted) {
+  const EvalTask one = task("html_to_tsv");
+  EXPECT_EQ(one.scoring, Scoring::tsv_rows);
+  EXPECT_EQ(one.haystack, "generated");
+  const auto parts_of = [](const std::string& text, char separator) {
+    std::vector<std::string> parts;
+    std::istringstream stream(text);
+    for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+    return parts;
+  };
+  for (std::int64_t number = 0; number < 5; ++number) {
+    const EvalSample sample = made(one, 4000, number);
+    expect_filled(sample, 4000, 10);
+    EXPECT_FALSE(sample.one_line);
+    const std::string text = text_of(sample);
+    EXPECT_NE(text.find("<html>"), text.npos);
+    ASSERT_EQ(sample.references.size(), 1U);
+    const std::string& table = sample.references.front();
+    EXPECT_TRUE(table.starts_with("object\ttown\tyear\n"));
+    EXPECT_TRUE(sample.question.ends_with("object\ttown\tyear\n"));
+    std::vector<std::string> rows = parts_of(table, '\n');
+    rows.erase(rows.begin());
+    ASSERT_EQ(rows.size(), 16U);
+    // Every entry of the page, by its element, is asked for if and only if it is on display.
+    const std::regex entry(R"re(<(div|dl) class="entry".*?</\1>)re");
+    std::size_t entries = 0;
+    std::size_t asked = 0;
+    for (std::sregex_iterator at(text.begin(), text.end(), entry), end; at != end; ++at) {
+      const std::string element = at->str();
+      const double share = static_cast<double>(at->position()) / static_cast<double>(text.size());
+      EXPECT_NEAR(share, (static_cast<double>(entries) + 0.5) / 24, 0.04);
+      ++entries;
+      if (element.find(">on display<") == element.npos) {
+        EXPECT_NE(element.find(">in storage<"), element.npos);
+        continue;
+      }
+      ASSERT_LT(asked, rows.size());
+      const std::vector<std::string> cells = parts_of(rows[asked], '\t');
+      ++asked;
+      ASSERT_EQ(cells.size(), 3U);
+      for (const std::string& cell : cells)
+        EXPECT_NE(element.find(">" + cell + "<"), element.npos) << element << " lacks " << cell;
+    }
+    EXPECT_EQ(entries, 24U);
+    EXPECT_EQ(asked, 16U);
+    EXPECT_EQ(score_of(one.scoring, table, sample.references), 1);
+    EXPECT_GE(sample.predict, std::ssize(words_.encode(table)));
+  }
+  EXPECT_NE(made(one, 4000, 0).references, made(one, 4000, 1).references);
+  expect_error<InvalidArgument>([&] { made(one, 300); }, "the least text of the task takes",
+                                {"use a longer length"});
+}
+
 TEST_F(Tasks, ManyNeedlesOfOneKeyAreSpreadEvenly) {
   const EvalTask one = task("multineedle");
   EXPECT_EQ(one.scoring, Scoring::all);

@@ -37,7 +37,7 @@ class Nothing:
     pass
 """
 REPOSITORY = Path(__file__).resolve().parents[3]
-ALL_TASKS = _core.parse_tasks("ruler,passkey,passkey_steps,repetition,tables,mrcr,text2json,multineedle")
+ALL_TASKS = _core.parse_tasks("ruler,passkey,passkey_steps,repetition,tables,mrcr,text2json,html_to_tsv,multineedle")
 
 
 @pytest.fixture(scope="module")

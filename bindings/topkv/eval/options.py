@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     add("-m", "--model", required=True, metavar="MODEL", help="folder of a checkpoint, or its name")
     add("--tasks", default="ruler", metavar="LIST",
         help="ruler or some of its tasks, passkey, passkey_steps, repetition, tables, mrcr, "
-        "text2json, multineedle, qa [ruler]")
+        "text2json, html_to_tsv, multineedle, qa [ruler]")
     add("--lengths", type=counts, default="4K,16K", metavar="LIST",
         help="tokens of context, question and answer together, as in RULER [4K,16K]")
     add("--methods", default="dense;codes", metavar="LIST", help="';' between them [dense;codes]")

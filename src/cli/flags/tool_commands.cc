@@ -174,9 +174,9 @@ CommandHelp eval_command() {
              "--tasks",
              value::text("tasks such as ruler,passkey,tables", "LIST",
                          {"ruler", "passkey", "passkey_steps", "repetition", "tables", "mrcr",
-                          "text2json", "multineedle", "qa"}),
+                          "text2json", "html_to_tsv", "multineedle", "qa"}),
              "run these tasks: ruler or some of it (niah_single_1, vt, …), passkey, passkey_steps, "
-             "repetition, tables, mrcr, text2json, multineedle, qa",
+             "repetition, tables, mrcr, text2json, html_to_tsv, multineedle, qa",
              "ruler"),
          Flag("--lengths", value::text("tokens such as 4096,128K,1M", "LIST"),
               "make samples of these lengths in tokens, with question and answer, as RULER does",

@@ -8,6 +8,7 @@
 #include "src/eval/tasks/needle_task.h"
 #include "src/eval/tasks/record_score.h"
 #include "src/eval/tasks/sequence_ratio.h"
+#include "src/eval/tasks/tsv_score.h"
 
 namespace topkv {
 namespace {
@@ -123,6 +124,8 @@ double score_of(Scoring scoring, std::string_view answer,
       return first_number(answer) == references.front() ? 1 : 0;
     case Scoring::prefixed_sequence:
       return prefixed_sequence_score(answer, references.front());
+    case Scoring::tsv_rows:
+      return tsv_score(answer, references.front());
     case Scoring::records:
       return record_score(answer, references.front());
     case Scoring::match:

@@ -15,6 +15,7 @@ enum class Scoring : std::uint8_t {
   number,  ///< 1 when the first number in the answer is the reference
   match,   ///< characters that the answer has in common with the reference from its beginning
   prefixed_sequence,  ///< how alike answer and reference are behind their prefix (OpenAI's MRCR)
+  tsv_rows,           ///< F1 of the reference's rows of tab-separated values (LongProc)
   records,            ///< share of the reference's JSON records that are right (Text2JSON)
 };
 

@@ -21,6 +21,7 @@ std::span<const TaskName> task_names() {
         {"tables", {"tables_count", "tables_sum", "tables_hop"}},
         {"mrcr", {"mrcr_2", "mrcr_4", "mrcr_8"}},
         {"text2json", {"text2json"}},
+        {"html_to_tsv", {"html_to_tsv"}},
         {"multineedle", {"multineedle"}},
         {"qa", {"qa"}}};
     for (const TaskName& name : std::vector<TaskName>(all)) {
@@ -65,6 +66,7 @@ std::vector<EvalTask> make_eval_tasks(const std::vector<std::string>& names,
   std::ranges::copy(table_tasks(tokens), std::back_inserter(known));
   std::ranges::copy(mrcr_tasks(tokens), std::back_inserter(known));
   known.push_back(text2json_task(tokens, essays));
+  known.push_back(html_to_tsv_task(tokens, essays));
   known.push_back(multineedle_task(tokens, essays));
   if (std::ranges::find(names, "qa") != names.end()) known.push_back(qa_task(tokens, sources));
   std::vector<EvalTask> tasks;

@@ -55,6 +55,11 @@ std::vector<EvalTask> mrcr_tasks(const TaskTokens& tokens);
 /// Text2JSON (Bocharnikov et al. 2026, arXiv 2604.08426), with its score and a text of our own.
 EvalTask text2json_task(const TaskTokens& tokens, const ProseSource& essays);
 
+/// The catalogue of a museum as a web page, its entries spread evenly over prose; those on display
+/// are to be written as tab-separated values. After LongProc's HTML to TSV (Ye et al. 2025, arXiv
+/// 2501.05414), with its score and a page of our own.
+EvalTask html_to_tsv_task(const TaskTokens& tokens, const ProseSource& essays);
+
 /// The values of one key in RULER's needles, which are spread evenly over prose, as those of
 /// NeedleBench's multi-needle retrieval are (Li et al. 2024, arXiv 2407.11963). All are asked for
 /// at once, in their order.

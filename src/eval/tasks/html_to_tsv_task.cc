@@ -1,0 +1,103 @@
+// A catalogue as a web page, of which some entries are to be written as tab-separated values: each
+// of them is found by itself, and the model writes hundreds of tokens. LongProc's HTML to TSV has
+// pages of the web; the format of its answer, its filter and its score are used here.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+#include "src/eval/tasks/fill_to_length.h"
+#include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/random_draws.h"
+#include "src/eval/tasks/tasks.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t asked_entries = 16;
+constexpr std::int64_t other_entries = 8;      // that the filter leaves out
+constexpr std::int64_t tsv_spare_tokens = 32;  // of an answer that writes more than its rows
+constexpr std::string_view tsv_header = "object\ttown\tyear\n";
+
+struct Entry {
+  std::string object;
+  std::string_view town;
+  std::int64_t year;
+  bool on_display;
+};
+
+std::vector<Entry> random_entries(Random& random) {
+  std::vector<Entry> entries;
+  const std::vector<std::string> words = draw_words(random, asked_entries + other_entries);
+  for (const std::string& word : words) {
+    std::string object = fmt::format("{} {}", random.pick(adjectives()), word);
+    object.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(object.front())));
+    const std::string_view town = random.pick(towns());
+    const std::int64_t year = random.between(1700, 1949);
+    entries.push_back({std::move(object), town, year, std::ssize(entries) < asked_entries});
+  }
+  shuffle(random, entries);
+  return entries;
+}
+
+/// Two layouts, as pages have that grew over years.
+std::string html_of(const Entry& entry, std::int64_t number, Random& random) {
+  const std::string_view state = entry.on_display ? "on display" : "in storage";
+  if (random.between(0, 1) == 0) {
+    return fmt::format(
+        R"(<div class="entry" id="n{}"><h3>{}</h3><span class="from">{}</span><time>{}</time><em>{}</em></div>)",
+        number, entry.object, entry.town, entry.year, state);
+  }
+  return fmt::format(
+      R"(<dl class="entry" id="n{}"><dt>Object</dt><dd>{}</dd><dt>State</dt><dd>{}</dd><dt>Year</dt><dd>{}</dd><dt>Town</dt><dd>{}</dd></dl>)",
+      number, entry.object, state, entry.year, entry.town);
+}
+
+EvalSample html_to_tsv_sample(const SampleOrder& order, const TaskTokens& tokens,
+                              const ProseSource& essays) {
+  Random random(order.seed);
+  std::vector<std::string> entries;
+  EvalSample sample;
+  std::string& table = sample.references.emplace_back(tsv_header);
+  for (const Entry& entry : random_entries(random)) {
+    entries.push_back(html_of(entry, std::ssize(entries) + 1, random));
+    if (entry.on_display)
+      table += fmt::format("{}\t{}\t{}\n", entry.object, entry.town, entry.year);
+  }
+  sample.predict = tokens.count(table) + tsv_spare_tokens;
+  sample.question = fmt::format(
+      "Extract all objects of the page that are on display as tab-separated values, in the order "
+      "of the page, and nothing else. Leave out objects that are in storage.\nTSV:\n{}",
+      tsv_header);
+  const std::shared_ptr<Prose> prose = essays.prose(mix_seed(order.seed, 1));
+  const auto text = [&](std::int64_t words) {
+    std::vector<std::string> filler = prose->words(words);
+    for (std::string& sentence : filler) sentence = fmt::format("<p>{}</p>", sentence);
+    return fmt::format(
+        "Below is a web page with the catalogue of a museum. I will ask for its entries "
+        "afterwards.\n<html><body>{}</body></html>\n",
+        with_inserted(filler, entries, even_places(std::ssize(filler), std::ssize(entries))));
+  };
+  const std::int64_t words = most_units(
+      tokens.room(order.length, sample.question, sample.predict), asked_entries + other_entries, 1,
+      [&](std::int64_t count) { return tokens.count(text(count)); });
+  sample.context = tokens.context(text(words));
+  return sample;
+}
+
+}  // namespace
+
+EvalTask html_to_tsv_task(const TaskTokens& tokens, const ProseSource& essays) {
+  EvalTask task;
+  task.name = task.seed_name = "html_to_tsv";
+  task.scoring = Scoring::tsv_rows;
+  task.haystack = essays.name();
+  task.make = [tokens, essays](const SampleOrder& order) {
+    return html_to_tsv_sample(order, tokens, essays);
+  };
+  return task;
+}
+
+}  // namespace topkv
