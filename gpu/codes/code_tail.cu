@@ -158,11 +158,11 @@ __device__ void correct_part(const CodeScan& scan, int number, int part) {
         sampled += below[i] < INFINITY ? 1.0F : 0.0F;
         if (!(below[i] >= 0.0F && below[i] < INFINITY)) continue;
         const float weight = exp2_fast(-below[i]);
-        const float place = fminf(below[i] * per_step, errors_entries - 1.001F);
-        const int entry = static_cast<int>(place);
-        const float part = place - static_cast<float>(entry);
+        const float steps = fminf(below[i] * per_step, errors_entries - 1.001F);
+        const int entry = static_cast<int>(steps);
+        const float beyond = steps - static_cast<float>(entry);
         plain += weight;
-        const float mass = weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
+        const float mass = weight * (errors[entry] + beyond * (errors[entry + 1] - errors[entry]));
         corrected += mass;
         mine += mass * mass;
       }
