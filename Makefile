@@ -9,8 +9,10 @@ jobs := $(shell nproc)
 # pinned by bindings/tests/constraints.txt.
 lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 topkv := build/release/src/cli/topkv
-# A process per core, each with one thread of PyTorch's: the models of the tests are small.
-pytest := OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist loadfile
+# A process per core, each with one thread of PyTorch's: the models of the tests are small. A process that has no tests
+# left takes some of another's. Python keeps compiled code: compiling PyTorch and transformers takes longer than importing
+# them, and some 20 more processes import them.
+pytest := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist worksteal
 # Tests of topkv.hf that run whole programs, or of what does not depend on the models of transformers, run with the newest
 # alone.
 newest_hf_tests := distributed eval failed_calls fingerprint freeze half_precision install interrupts method models_table \
