@@ -44,7 +44,8 @@ def main() -> None:
     args = parser.parse_args()
 
     tokenizer = load_tokenizer(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto").to(args.device).eval()
+    dtype = torch.float32 if args.device == "cpu" else "auto"
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(args.device).eval()
     (needle,) = make_needles(1)
     ids = text_with([needle], args.tokens, tokenizer)
     ids += tokenizer.encode(needle.question, add_special_tokens=False)

@@ -39,7 +39,8 @@ def main() -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
 
     tokenizer = load_tokenizer(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto").to(device).eval()
+    dtype = torch.float32 if device.type == "cpu" else "auto"
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(device).eval()
     needles = make_needles(10)
     text = text_with(needles, args.tokens, tokenizer)
 

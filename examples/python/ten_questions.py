@@ -28,7 +28,8 @@ def main() -> None:
     args = parser.parse_args()
 
     tokenizer = load_tokenizer(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto").to(args.device).eval()
+    dtype = torch.float32 if args.device == "cpu" else "auto"
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(args.device).eval()
     needles = make_needles(10)
     text = text_with(needles, args.tokens, tokenizer)
 
