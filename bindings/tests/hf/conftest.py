@@ -1,5 +1,6 @@
 """Fixtures: devices to run on, and small random models of every family."""
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -34,6 +35,24 @@ def device(request):
 def no_gradients():
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture
+def run_script(monkeypatch, capsys):
+    """run_script(path, *arguments) runs a Python file as a program and returns what it prints. It runs in this process,
+    because a new one would spend most of its time on importing PyTorch and transformers."""
+
+    def run(path, *arguments):
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        monkeypatch.syspath_prepend(Path(path).parent)
+        capsys.readouterr()
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            assert end.code in (None, 0), capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,12 @@ def sent_bytes(call) -> int:
     return sum(sent)
 
 
-def sequence(device: torch.device, family: str) -> None:
+def sequence(device: torch.device, families: str) -> None:
+    for family in families.split(","):
+        sequence_of(device, family)
+
+
+def sequence_of(device: torch.device, family: str) -> None:
     model = make_model(family, device, dtype_of(device))
     ranks = dist.get_world_size()
     # Prompts of one token and of fewer tokens than ranks leave ranks without rows.

@@ -1,5 +1,5 @@
-"""Another process, for test_saved_texts.py: python saved_child.py FILE OUT mapped|memory. Goes on from
-a saved text and writes ids and logits."""
+"""Another process, for test_saved_texts.py: python saved_child.py FILE OUT. Goes on from a saved text, in
+memory and mapped, and writes ids and the logits of both."""
 
 import sys
 
@@ -10,12 +10,12 @@ from topkv.hf import TopkCache
 
 
 def main() -> None:
-    path, out, how = sys.argv[1:]
+    path, out = sys.argv[1:]
     torch.set_num_threads(1)
     model = make_model("llama", torch.device("cpu"))
     with torch.inference_mode():
-        cache = TopkCache.from_file(path, model, mapped=how == "mapped")
-        torch.save((cache.text_ids, questions_of(model, cache)), out)
+        caches = [TopkCache.from_file(path, model, mapped=mapped) for mapped in (False, True)]
+        torch.save((caches[1].text_ids, *(questions_of(model, cache) for cache in caches)), out)
 
 
 if __name__ == "__main__":

@@ -382,8 +382,13 @@ def indexed_config(family: str, tokens: int):
     return AutoConfig.for_model(family, **given)
 
 
+def caches_latents(family: str) -> bool:
+    """Whether this version of transformers caches latents in the layers of the family that have some."""
+    return "q_lora_rank" not in INDEXED[family] or hf.compat.version() >= (5, 18)
+
+
 def skip_without_latents(family: str) -> None:
-    if "q_lora_rank" in INDEXED[family] and hf.compat.version() < (5, 18):
+    if not caches_latents(family):
         pytest.skip("this version of transformers caches K and V of these layers, and no latents")
 
 
@@ -460,14 +465,14 @@ def exact_logits(model, ids: torch.Tensor) -> torch.Tensor:
     return dynamic_logits(as_float32(model), ids, [ids.shape[1]])
 
 
-def tolerance(model, ids: torch.Tensor) -> float:
-    """How far logits may be from exact_logits.
+def tolerance(model, ids: torch.Tensor, exact: torch.Tensor | None = None) -> float:
+    """How far logits may be from exact_logits. exact: these logits, if they are computed already.
 
     float32: 1e-4 of the largest, some hundred roundings of 6e-8 through the layers. bf16: what
     rounding to bf16 does to the model itself, the largest distance between DynamicCache's logits
     in bf16 and in float32 of the same weights; topkv (float32 scores, bf16 rows) gets twice that.
     """
-    exact = exact_logits(model, ids)
+    exact = exact_logits(model, ids) if exact is None else exact
     if next(model.parameters()).dtype == torch.float32:
         return 1e-4 * float(exact.abs().max())
     return 2 * float((dynamic_logits(model, ids, [ids.shape[1]]) - exact).abs().max())
@@ -475,17 +480,18 @@ def tolerance(model, ids: torch.Tensor) -> float:
 
 def assert_logits_agree(found, model, ids, first: int = 0) -> None:
     """found: logits of the tokens of ids from number `first` on."""
-    exact = exact_logits(model, ids)[:, first:]
-    assert (found.float() - exact).abs().max() <= tolerance(model, ids)
+    exact = exact_logits(model, ids)
+    assert (found.float() - exact[:, first:]).abs().max() <= tolerance(model, ids, exact)
 
 
 def assert_greedy(model, ids: torch.Tensor, prompt: int) -> None:
     """Every token after the prompt is the one that exact logits choose, or, within the tolerance,
     as good: with logits off by e, the chosen one is within 2 e of the largest. In float32 on the
     CPU this means the same token unless two logits nearly tie."""
-    exact = exact_logits(model, ids)[:, prompt - 1 : -1]
-    chosen = exact.gather(-1, ids[:, prompt:, None])[..., 0]
-    assert (exact.amax(-1) - chosen).max() <= 2 * tolerance(model, ids)
+    exact = exact_logits(model, ids)
+    before = exact[:, prompt - 1 : -1]
+    chosen = before.gather(-1, ids[:, prompt:, None])[..., 0]
+    assert (before.amax(-1) - chosen).max() <= 2 * tolerance(model, ids, exact)
 
 
 def as_float32(model):

@@ -34,9 +34,10 @@ PIECES = {
     "prompt of one token": [1] * 40,
     "question after freezing": [50, 1, 1, 12] + [1] * 8,
 }
-EVERY = [(family, pieces) for family in FAMILIES for pieces in PIECES] + [
-    (family, pieces) for family in OTHERS for pieces in ("chunks", "question after freezing")
-]
+EVERY = [(family, pieces) for family in FAMILIES for pieces in PIECES]
+EVERY += [(family, "question after freezing") for family in OTHERS]
+CHUNKS = [(family, chunk) for family in FAMILIES for chunk in (None, 17)]
+CHUNKS += [(family, 17) for family in OTHERS]
 
 
 @pytest.mark.parametrize("family, pieces", EVERY, ids=lambda x: x)
@@ -50,8 +51,7 @@ def test_logits_equal_those_of_dynamic_cache(family, pieces, device):
     assert_logits_agree(found, model, ids)
 
 
-@pytest.mark.parametrize("chunk", [None, 17])
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+@pytest.mark.parametrize("family, chunk", CHUNKS)
 def test_greedy_tokens_equal_those_of_dynamic_cache(family, chunk, device):
     model = make_model(family, device, dtype_of(device))
     ids = make_ids(69, device)  # 17 * 4 + 1: the last chunk has one token

@@ -14,12 +14,15 @@ from topkv.hf.kept import is_recurrent
 
 ALL = {"k": 10_000, "window": 8, "sinks": 2}
 
-#: Each point is tried with TOPKV_TEST_EVERY_POINT=1, else one in so many.
-EVERY_POINT = bool(os.environ.get("TOPKV_TEST_EVERY_POINT"))
-STRIDES = {family: 1 if EVERY_POINT else 29 for family in FAMILIES}
-STRIDES |= {family: 1 if EVERY_POINT else 97 for family in OTHERS}
+#: One point in so many is tried, of families whose layers differ for topkv: full attention, windows, sinks, shared rows,
+#: a wide K that is V, learnt positions, experts, recurrences. With TOPKV_TEST_EVERY_POINT=1, each point of all families.
+STRIDES = {"llama": 29, "gemma2": 29, "gpt_oss": 29}
+STRIDES |= dict.fromkeys(["gemma3n", "gemma4-shared", "gemma4_text", "gpt2", "mixtral", "qwen2-window"], 97)
 RECURRENT = ["granitemoehybrid", "lfm2", "qwen3_next", "zaya"]
-STRIDES |= {family: 1 if EVERY_POINT else 47 for family in RECURRENT}
+STRIDES |= dict.fromkeys(RECURRENT, 47)
+EVERY_POINT = bool(os.environ.get("TOPKV_TEST_EVERY_POINT"))
+if EVERY_POINT:
+    STRIDES = dict.fromkeys([*FAMILIES, *OTHERS, *RECURRENT], 1)
 
 
 class Run:

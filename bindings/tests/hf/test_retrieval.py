@@ -95,7 +95,7 @@ def haystack(needle_14m):
 
 
 def read_haystack(directory, text, device, **options):
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).to(device)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype_of(device)).to(device)
     cache = TopkCache(model.config, k=64, window=256, **options)
     for first in range(0, len(text), 1024):
         part = torch.tensor([text[first : first + 1024]], device=device)

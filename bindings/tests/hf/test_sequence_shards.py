@@ -18,9 +18,9 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def test_two_nodes_answer_as_one_process(repository, needle_14m):
+def test_two_nodes_answer_as_one_process(repository, needle_14m, run_script):
     script = repository / "examples" / "python" / "sequence_shards.py"
-    command = (script, "--device", "cpu", "--tokens", "1536", "--window", "128", "--chunk", "512")
+    flags = ("--device", "cpu", "--tokens", "1024", "--window", "128", "--chunk", "512")
     meeting = f"127.0.0.1:{free_port()}"
     node = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
     node += ("--rdzv-id", "text", "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting)
@@ -31,15 +31,16 @@ def test_two_nodes_answer_as_one_process(repository, needle_14m):
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, *start, *command],
+            [sys.executable, *node, script, *flags],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for start in ((), node, node)
+        for _ in range(2)
     ]
     try:
+        alone = run_script(script, *flags)
         outputs = [process.communicate(timeout=900) for process in processes]
     finally:
         for process in processes:
@@ -47,7 +48,8 @@ def test_two_nodes_answer_as_one_process(repository, needle_14m):
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors[-4000:]
 
-    single, *nodes = ((out, dict(re.findall(r"depth +(\d+)%: (.*)", out))) for out, _ in outputs)
+    texts = [alone, *(out for out, _ in outputs)]
+    single, *nodes = ((out, dict(re.findall(r"depth +(\d+)%: (.*)", out))) for out in texts)
     assert len(single[1]) == 10
     assert all(answers == single[1] for _, answers in nodes)
     # Each node has its share of the rows.
