@@ -599,9 +599,14 @@ TEST(Indexer, OtherIndexersAreOtherShapes) {
   const TokenStream stream(indexed_stack({.dim = 16, .heads = 2, .top = 9}), 40);
   const auto context = stream.context(40);
   AttentionShape other = stream.shape;
-  other.indexer->top = 8;
+  other.indexer->dim = 8;
   ContextBuilder builder(other, {.capacity = 40});
   EXPECT_THROW(builder.resume(*context), InvalidArgument);
+  other = stream.shape;
+  other.indexer->top = 8;  // of what a step chooses nothing is stored
+  ContextBuilder chooses_fewer(other, {.capacity = 40});
+  chooses_fewer.resume(*context);
+  EXPECT_EQ(chooses_fewer.tokens(0), 40);
   other = stream.shape;
   other.indexer_layer = {0, 0, 2};
   ContextBuilder shares(other, {.capacity = 40});

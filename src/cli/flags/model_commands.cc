@@ -151,7 +151,8 @@ CommandHelp prefill_command() {
       "-m DIR -f FILE... -o FILE.tkv [flags]",
       "Reads texts once and writes their context to a file for topkv ask: rows, indices and codes. "
       "The new file appears once it is complete; an older file of that name stays until then.",
-      {with_indexer(model_flags()),
+      {with_indexer(model_flags(),
+                    "keep the index keys of the trained indexer in this file, on a CPU"),
        {"text",
         {required(files_flag("read text of the context; repeat for several, - is standard input")),
          chat_message("make the texts the beginning of a message"), system_message("with --chat: "),

@@ -87,10 +87,8 @@ FlagGroup model_flags(const std::string& weights) {
                 "use at most N threads", "", "all cores")}};
 }
 
-FlagGroup with_indexer(FlagGroup model) {
-  Flag flag("--indexer", value::file("the file of an indexer"),
-            "choose rows with the trained indexer in this file, on a CPU: --kv-topk tokens and the "
-            "last --kv-window");
+FlagGroup with_indexer(FlagGroup model, const std::string& meaning) {
+  Flag flag("--indexer", value::file("the file of an indexer"), meaning);
   flag.value.endings = {"safetensors"};
   model.flags.insert(model.flags.begin() + 1, if_given(std::move(flag)));
   return model;

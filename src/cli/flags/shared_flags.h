@@ -30,7 +30,9 @@ Flag json_flag(const std::string& meaning);
 FlagGroup model_flags(const std::string& weights =
                           "hold weights as stored, or round them to int8 or int4 while loading");
 /// The flags of a model, with the file of a trained indexer behind the model.
-FlagGroup with_indexer(FlagGroup model);
+FlagGroup with_indexer(FlagGroup model, const std::string& meaning =
+                                            "choose rows with the trained indexer in this file, on "
+                                            "a CPU: --kv-topk tokens and the last --kv-window");
 /// otherwise: what help says in place of the number of tokens `predict`.
 FlagGroup sampling_flags(const std::string& predict, const std::string& otherwise = {});
 /// The sampling flags, whose defaults a model's files may replace, and other flags of answers.
