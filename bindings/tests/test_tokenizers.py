@@ -1,4 +1,4 @@
-"""topkv.Tokenizer against the tokenizers library, on small tokenizers of every kind that topkv runs and 300,000 characters of
+"""topkv.Tokenizer against the tokenizers library, on small tokenizers of every kind that topkv runs and 300,000 bytes of
 nasty text. tools/compare_tokenizers.py does the same with more."""
 
 import codecs
