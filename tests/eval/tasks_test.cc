@@ -334,7 +334,7 @@ TEST_F(Tasks, EntriesOfAPageAreToBeExtracted) {
     EXPECT_GE(sample.predict, std::ssize(words_.encode(table)));
   }
   EXPECT_NE(made(one, 4000, 0).references, made(one, 4000, 1).references);
-  expect_error<InvalidArgument>([&] { made(one, 300); }, "the least text of the task takes",
+  expect_error<InvalidArgument>([&] { made(one, 220); }, "the least text of the task takes",
                                 {"use a longer length"});
 }
 
