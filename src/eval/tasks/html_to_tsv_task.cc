@@ -30,9 +30,9 @@ struct Entry {
 
 std::vector<Entry> random_entries(Random& random) {
   std::vector<Entry> entries;
-  const std::vector<std::string> words = draw_words(random, asked_entries + other_entries);
-  for (const std::string& word : words) {
-    std::string object = fmt::format("{} {}", random.pick(adjectives()), word);
+  for (const std::int64_t noun : draw(random, std::ssize(nouns()), asked_entries + other_entries)) {
+    std::string object =
+        fmt::format("{} {}", random.pick(adjectives()), nouns()[static_cast<std::size_t>(noun)]);
     object.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(object.front())));
     const std::string_view town = random.pick(towns());
     const std::int64_t year = random.between(1700, 1949);
