@@ -8,10 +8,10 @@
 #include <cctype>
 #include <string_view>
 
-#include "src/eval/tasks/fill_to_length.h"
-#include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/prose_task.h"
 #include "src/eval/tasks/random_draws.h"
 #include "src/eval/tasks/tasks.h"
+#include "src/eval/tasks/word_lists.h"
 
 namespace topkv {
 namespace {
@@ -71,33 +71,22 @@ EvalSample html_to_tsv_sample(const SampleOrder& order, const TaskTokens& tokens
       "Extract all objects of the page that are on display as tab-separated values, in the order "
       "of the page, and nothing else. Leave out objects that are in storage.\nTSV:\n{}",
       tsv_header);
-  const std::shared_ptr<Prose> prose = essays.prose(mix_seed(order.seed, 1));
-  const auto text = [&](std::int64_t words) {
-    std::vector<std::string> filler = prose->words(words);
-    for (std::string& sentence : filler) sentence = fmt::format("<p>{}</p>", sentence);
-    return fmt::format(
-        "Below is a web page with the catalogue of a museum. I will ask for its entries "
-        "afterwards.\n<html><body>{}</body></html>\n",
-        with_inserted(filler, entries, even_places(std::ssize(filler), std::ssize(entries))));
-  };
-  const std::int64_t words = most_units(
-      tokens.room(order.length, sample.question, sample.predict), asked_entries + other_entries, 1,
-      [&](std::int64_t count) { return tokens.count(text(count)); });
-  sample.context = tokens.context(text(words));
+  fill_with_prose(
+      &sample, order, tokens, essays, entries,
+      [](const std::string& page) {
+        return fmt::format(
+            "Below is a web page with the catalogue of a museum. I will ask for its entries "
+            "afterwards.\n<html><body>{}</body></html>\n",
+            page);
+      },
+      [](const std::string& sentence) { return fmt::format("<p>{}</p>", sentence); });
   return sample;
 }
 
 }  // namespace
 
 EvalTask html_to_tsv_task(const TaskTokens& tokens, const ProseSource& essays) {
-  EvalTask task;
-  task.name = task.seed_name = "html_to_tsv";
-  task.scoring = Scoring::tsv_rows;
-  task.haystack = essays.name();
-  task.make = [tokens, essays](const SampleOrder& order) {
-    return html_to_tsv_sample(order, tokens, essays);
-  };
-  return task;
+  return prose_task("html_to_tsv", Scoring::tsv_rows, tokens, essays, html_to_tsv_sample);
 }
 
 }  // namespace topkv

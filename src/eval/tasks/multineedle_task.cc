@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "src/eval/tasks/fill_to_length.h"
 #include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/prose_task.h"
 #include "src/eval/tasks/random_draws.h"
 #include "src/eval/tasks/tasks.h"
 #include "src/eval/tasks/wonderwords.h"
@@ -38,30 +38,16 @@ EvalSample multineedle_sample(const SampleOrder& order, const TaskTokens& tokens
       "in which they are mentioned? The special magic numbers for {0} mentioned in the provided "
       "text are, in this order,",
       key);
-  const std::shared_ptr<Prose> prose = essays.prose(mix_seed(order.seed, 1));
-  const auto text = [&](std::int64_t words) {
-    const std::vector<std::string> sentences = prose->words(words);
-    return fmt::format(
-        "{}\n{}\n", ruler_intro("number", false),
-        with_inserted(sentences, needles, even_places(std::ssize(sentences), needle_count)));
-  };
-  const std::int64_t words =
-      most_units(tokens.room(order.length, sample.question, sample.predict), needle_count, 1,
-                 [&](std::int64_t count) { return tokens.count(text(count)); });
-  sample.context = tokens.context(text(words));
+  fill_with_prose(&sample, order, tokens, essays, needles, [](const std::string& text) {
+    return fmt::format("{}\n{}\n", ruler_intro("number", false), text);
+  });
   return sample;
 }
 
 }  // namespace
 
 EvalTask multineedle_task(const TaskTokens& tokens, const ProseSource& essays) {
-  EvalTask task;
-  task.name = task.seed_name = "multineedle";
-  task.haystack = essays.name();
-  task.make = [tokens, essays](const SampleOrder& order) {
-    return multineedle_sample(order, tokens, essays);
-  };
-  return task;
+  return prose_task("multineedle", Scoring::all, tokens, essays, multineedle_sample);
 }
 
 }  // namespace topkv

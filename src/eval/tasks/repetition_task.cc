@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "src/eval/tasks/fill_to_length.h"
-#include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/prose_task.h"
 #include "src/eval/tasks/tasks.h"
 #include "topkv/error.h"
 
@@ -81,14 +81,7 @@ EvalSample make_sample(const SampleOrder& order, const TaskTokens& tokens,
 }  // namespace
 
 EvalTask repetition_task(const TaskTokens& tokens, const ProseSource& essays) {
-  EvalTask task;
-  task.name = task.seed_name = "repetition";
-  task.scoring = Scoring::match;
-  task.haystack = essays.name();
-  task.make = [tokens, essays](const SampleOrder& order) {
-    return make_sample(order, tokens, essays);
-  };
-  return task;
+  return prose_task("repetition", Scoring::match, tokens, essays, make_sample);
 }
 
 }  // namespace topkv

@@ -8,8 +8,7 @@
 #include <array>
 #include <string_view>
 
-#include "src/eval/tasks/fill_to_length.h"
-#include "src/eval/tasks/needle_task.h"
+#include "src/eval/tasks/prose_task.h"
 #include "src/eval/tasks/random_draws.h"
 #include "src/eval/tasks/tasks.h"
 
@@ -85,32 +84,19 @@ EvalSample text2json_sample(const SampleOrder& order, const TaskTokens& tokens,
       "List all people whose trade and town the text mentions, in the order of the text. Answer "
       "with one JSON list of objects that have the keys \"name\", \"trade\" and \"town\", and with "
       "nothing else.\nAnswer:";
-  const std::shared_ptr<Prose> prose = essays.prose(mix_seed(order.seed, 1));
-  const auto text = [&](std::int64_t words) {
-    const std::vector<std::string> filler = prose->words(words);
+  fill_with_prose(&sample, order, tokens, essays, sentences, [](const std::string& text) {
     return fmt::format(
         "The text below mentions the trades and towns of some people. I will ask for all of them "
         "afterwards.\n{}\n",
-        with_inserted(filler, sentences, even_places(std::ssize(filler), record_count)));
-  };
-  const std::int64_t words =
-      most_units(tokens.room(order.length, sample.question, sample.predict), record_count, 1,
-                 [&](std::int64_t count) { return tokens.count(text(count)); });
-  sample.context = tokens.context(text(words));
+        text);
+  });
   return sample;
 }
 
 }  // namespace
 
 EvalTask text2json_task(const TaskTokens& tokens, const ProseSource& essays) {
-  EvalTask task;
-  task.name = task.seed_name = "text2json";
-  task.scoring = Scoring::records;
-  task.haystack = essays.name();
-  task.make = [tokens, essays](const SampleOrder& order) {
-    return text2json_sample(order, tokens, essays);
-  };
-  return task;
+  return prose_task("text2json", Scoring::records, tokens, essays, text2json_sample);
 }
 
 }  // namespace topkv
