@@ -19,6 +19,7 @@ FIELDS = {"title", "date", "machine", "setting", "commands", "columns", "rows", 
 SECTIONS = {
     "needles": "Needles",
     "fidelity": "Distance from dense attention",
+    "models": "Published models",
     "methods": "Methods of the literature",
     "rates": "Rates and memory",
 }
