@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <utility>
 
-#include "index/common/in_place_keys.h"
 #include "index/common/scratch.h"
 #include "src/core/math/matrix_product.h"
 #include "src/core/math/vector_math.h"
@@ -16,25 +17,23 @@ constexpr std::int64_t most_rows = 32768;  // that C is measured over
 constexpr std::int64_t pieces = 8;         // of these rows, for threads and for the two halves
 constexpr float largest_square = 1e30F;    // sums of it, times shares, stay finite
 
-/// The sum of r vᵀ over rows, where rows are transposed: r [dim, stride], v [count, dim].
+/// The sum of k vᵀ - k̂ v̂ᵀ over some rows, which are not rare.
 struct PieceSum {
-  std::vector<float> sum;  // [dim, dim]
+  std::vector<float> sum;  // [dim, dim], along the axes of keys and of values
   std::int64_t rows = 0;
 };
 
 PieceSum sum_piece(const CodesIndex& index, const ValueCoder& values, const RowsView& rows,
                    PositionRange piece, std::int64_t sampled) {
   constexpr std::int64_t tile = CodeAxes::tile;
-  // A little longer than a tile, so that columns do not fall on the same lines of the cache.
-  constexpr std::int64_t stride = tile + 16;
   const std::int64_t dim = rows.dim();
   const auto room = [&](std::int64_t count) {
     return std::vector<float>(static_cast<std::size_t>(count));
   };
   const CodeAxes& axes = index.coder().axes();
+  const std::span<const EvenLevels> levels = index.coder().levels();
   const bool has_axes = values.bits() > 0;
-  std::vector<float> key = room(dim), decoded = room(dim);
-  std::vector<float> off = room(dim * stride), near = room(dim * stride);  // of keys, transposed
+  std::vector<float> keys = room(tile * dim), off = room(dim * tile), decoded = room(dim * tile);
   std::vector<float> centred = room(tile * dim), along = room(tile * dim), lost = room(tile * dim);
   PieceSum out{room(dim * dim), 0};
   for (std::int64_t first = piece.begin; first < piece.end; first += tile) {
@@ -42,20 +41,19 @@ PieceSum sum_piece(const CodesIndex& index, const ValueCoder& values, const Rows
     for (std::int64_t i = first; i < std::min(first + tile, piece.end); ++i) {
       const std::int64_t at = CodeAxes::sampled(i, sampled, rows.count());
       if (std::ranges::binary_search(index.rare(), at)) continue;  // it is not in the tail
-      widen_key(rows.keys, at, key.data());
-      index.coder().decode(index.codes(), at, decoded.data());
-      for (std::int64_t j = 0; j < dim; ++j) {
-        const auto d = static_cast<std::size_t>(j);
-        const auto place = static_cast<std::size_t>(j * stride + count);
-        off[place] = (key[d] - decoded[d]) * axes.scale();
-        near[place] = decoded[d] * axes.scale() - axes.mean()[d];
-      }
       float square = 0;
+      axes.read(rows.keys, at, 1, keys.data() + count * dim, &square);
       values.axes().read(rows.values, at, 1, centred.data() + count * dim, &square);
       ++count;
     }
     if (count == 0) continue;
-    // Lengths are the same in the axes of the values.
+    axes.project(keys.data(), count, dim, off.data());  // [dim, tile]
+    for (std::size_t axis = 0; axis < levels.size(); ++axis) {
+      for (std::size_t i = axis * tile; i < axis * tile + static_cast<std::size_t>(count); ++i) {
+        decoded[i] = levels[axis].of(levels[axis].code_of(off[i]));
+        off[i] -= decoded[i];
+      }
+    }
     if (has_axes) values.axes().project_each(centred.data(), count, dim, along.data(), dim);
     const std::vector<float>& value = has_axes ? along : centred;
     std::copy_n(value.begin(), count * dim, lost.begin());
@@ -67,11 +65,12 @@ PieceSum sum_piece(const CodesIndex& index, const ValueCoder& values, const Rows
         x -= std::clamp(x, values.low()[axis], values.high()[axis]);
       }
     }
-    // k v - k̂ v̂ = (k - k̂) v + k̂ (v - v̂)
-    matrix_product(Transposed::no, dim, dim, count, off.data(), stride, value.data(), dim, 1.0F,
+    // k v - k̂ v̂ = (k - k̂) v + k̂ (v - v̂), where k̂ is 0 along an axis without bits
+    matrix_product(Transposed::no, dim, dim, count, off.data(), tile, value.data(), dim, 1.0F,
                    out.sum.data(), dim);
-    matrix_product(Transposed::no, dim, dim, count, near.data(), stride, lost.data(), dim, 1.0F,
-                   out.sum.data(), dim);
+    if (!levels.empty())
+      matrix_product(Transposed::no, std::ssize(levels), dim, count, decoded.data(), tile,
+                     lost.data(), dim, 1.0F, out.sum.data(), dim);
     out.rows += count;
   }
   return out;
@@ -112,15 +111,24 @@ SharedError::SharedError(const CodesIndex& index, const ValueCoder& values, cons
   std::vector<float> product(first.size());
   matrix_product(Transposed::yes, dim, dim, dim, first.data(), dim, second.data(), dim, 0.0F,
                  product.data(), dim);
-  if (!std::ranges::all_of(product, [](float x) { return std::isfinite(x); })) return;
-  form_.resize(product.size());
+  std::vector<float> symmetric(first.size());
+  std::vector<float> to_axes(first.size());  // column i: axis i of the keys
   for (std::int64_t i = 0; i < dim; ++i) {
+    const float* axis = index.coder().axes().axis(i);
     for (std::int64_t j = 0; j < dim; ++j) {
-      form_[static_cast<std::size_t>(i * dim + j)] =
+      symmetric[static_cast<std::size_t>(i * dim + j)] =
           product[static_cast<std::size_t>(i * dim + j)] / 2 +
           product[static_cast<std::size_t>(j * dim + i)] / 2;
+      to_axes[static_cast<std::size_t>(j * dim + i)] = axis[j];
     }
   }
+  // Queries are not along the axes of the keys.
+  matrix_product(Transposed::no, dim, dim, dim, to_axes.data(), dim, symmetric.data(), dim, 0.0F,
+                 product.data(), dim);
+  matrix_product(Transposed::yes, dim, dim, dim, product.data(), dim, to_axes.data(), dim, 0.0F,
+                 symmetric.data(), dim);
+  if (std::ranges::all_of(symmetric, [](float x) { return std::isfinite(x); }))
+    form_ = std::move(symmetric);
 }
 
 float SharedError::squared(const float* query, double unit) const {

@@ -57,7 +57,7 @@ class SharedError {
   void fields(std::int64_t dim, Archive& archive);
 
  private:
-  std::vector<float> form_;  // [dim, dim], symmetric, of scaled keys and values
+  std::vector<float> form_;  // [dim, dim], symmetric but for rounding, of scaled keys and values
 };
 
 }  // namespace topkv
