@@ -8,11 +8,13 @@ transformers runs a model over a text (captured_attention.py). The true error is
 - The parts, from codes that NumPy makes by the rules of index/codes: `values`, the error with true
   weights and coded values; `scores`, with coded weights and true values; `found`, the rows that
   codes put below the threshold of a scan although they score above it. Beside them the expected
-  parts: `E values` and `E scores`, which sessions add up, and `E shared`, which they leave out.
+  parts `E values`, `E scores` and `E shared`, whose squares sessions add up.
 
 Errors of scores are q·r, where r is a key less its code. The errors of many rows do not cancel when
 r is correlated with the values. `E shared` is that part to first order: the tail's share of the
-weights times |scale Cᵀ q|, where C is the covariance of r and the values over all rows.
+weights times |scale Cᵀ q|, where C is the covariance of keys and values over all rows, less the
+covariance of what their codes stand for. Its square is a product of two halves of the rows, so that
+it is 0 on average for rows without a covariance.
 
     python bench/expected_error.py -m models/needle-14m -c 16000 --keys 16 --join README.md docs/*.md
 """
@@ -57,19 +59,27 @@ def coded_keys(keys, size):
 
 
 def coded_values(values, bits, random):
-    """Decoded values, the mean squared error of one, and the variance of what codes stand for."""
+    """Decoded values, what they are on average over the random rounding, the mean squared error of
+    one, and the variance of what codes stand for."""
     mean, variances, axes = axes_of(values)
     along = (values - mean) @ axes
-    decoded = np.zeros_like(along)
+    decoded, average = np.zeros_like(along), np.zeros_like(along)
     error, variance = variances[bits:].sum(), 0.0
     for axis in range(min(bits, len(variances))):
         x = along[:, axis]
         low, high = np.quantile(x, [1 / 64, 1 - 1 / 64])
         at = np.clip(x, low, high)
+        average[:, axis] = at
         decoded[:, axis] = np.where(random.random(len(x)) < (at - low) / (high - low), high, low)
         error += ((high - at) * (at - low) + (x - at) ** 2).mean()
         variance += (high - at.mean()) * (at.mean() - low)
-    return mean + decoded @ axes.T, error, variance
+    return mean + decoded @ axes.T, mean + average @ axes.T, error, variance
+
+
+def lost_covariance(keys, decoded_keys, values, decoded_values):
+    """The covariance of keys and values, less that of what their codes stand for."""
+    both = [(k - k.mean(0)).T @ (v - v.mean(0)) for k, v in ((keys, values), (decoded_keys, decoded_values))]
+    return (both[0] - both[1]) / len(keys)
 
 
 def parts_of(layer, given, random):
@@ -82,9 +92,9 @@ def parts_of(layer, given, random):
         if head % group == 0:
             keys, values = (x[head // group, :rows].astype(np.float64) for x in (layer.keys, layer.values))
             stand_ins, axes, left, rare = coded_keys(keys, given.keys)
-            means, value_error, value_variance = coded_values(values, 8 * given.values, random)
-            off = keys - stand_ins
-            shared = (off - off.mean(0)).T @ (values - values.mean(0)) / rows
+            means, average, value_error, value_variance = coded_values(values, 8 * given.values, random)
+            half = np.arange(rows) * 8 // rows % 2 == 0
+            halves = [lost_covariance(keys[x], stand_ins[x], values[x], average[x]) for x in (half, ~half)]
         for token in range(0, tokens, given.every):
             query = layer.queries[token, head].astype(np.float64)
             scores, coded = (layer.scale * (x @ query) for x in (keys, stand_ins))
@@ -117,7 +127,7 @@ def parts_of(layer, given, random):
                 np.linalg.norm(weights[missed] @ (values[missed] - dense)) / whole,
                 share * math.sqrt(squares * value_error),
                 share * math.sqrt(spread),
-                share * layer.scale * np.linalg.norm(query @ shared),
+                share * layer.scale * math.sqrt(max(0.0, (query @ halves[0]) @ (query @ halves[1]))),
             )
             found.append(np.array(errors) / np.linalg.norm(dense))
     return np.array(found)

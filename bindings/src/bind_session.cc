@@ -186,10 +186,12 @@ void bind_session(py::module_& module) {
                     "The number of (token, query head) pairs in the sums.")
       .def_readonly("exact_mass", &TailFigures::exact_mass,
                     "The sum of the shares of attention in exactly attended rows.")
-      .def_readonly("error", &TailFigures::error,
-                    "The sum of the expected |out - dense| / |dense|. It takes the errors of codes "
-                    "as independent. The true error may be several times as large: once 0.132 "
-                    "beside 0.031.")
+      .def_readonly(
+          "error", &TailFigures::error,
+          "The sum of the expected |out - dense| / |dense|. On the host, it has the errors "
+          "of key codes that are correlated with the values. A scan on a CUDA device "
+          "leaves them out, and the true error may be several times as large: once 0.132 "
+          "beside 0.031.")
       .def_property_readonly(
           "mean_exact_mass",
           [](const TailFigures& of) { return of_some(of.heads, of.mean_exact_mass()); },

@@ -185,7 +185,7 @@ struct RetrievalOptions {
   /// scans, and with methods that choose for a group. The tokens of a step decide one by one,
   /// except with squeezed, which chooses for a step as a whole.
   ///
-  /// The true error may be several times the expected error (TailFigures::error).
+  /// The true error may be larger than the expected error (TailFigures::error).
   std::optional<double> error = {};
   /// A rule for how many rows are enough: a bound for the error of each query head's output, and
   /// the probability of a larger error. Not set: no such rule. See vAttention (Desai et al. 2025,
@@ -303,9 +303,10 @@ struct TailFigures {
   /// The sum of the share of attention that rows attended exactly hold: sinks, window, and rows
   /// that were found.
   double exact_mass = 0;
-  /// The sum of the expected error, |out - dense| / |dense|. The estimate takes the errors of codes
-  /// as independent. The true error may be several times as large: once it was 0.132 beside 0.031
-  /// (docs/explanation/evaluation.md).
+  /// The sum of the expected error, |out - dense| / |dense|. For codes on the host it has two
+  /// parts: independent errors of codes, and the error of key codes that is correlated with the
+  /// values. A scan on a CUDA device, and a tail from a context file of 0.1.0, have the first part
+  /// alone. The true error may be larger (docs/explanation/evaluation.md).
   double error = 0;
 
   /// Adds the sums of other figures.

@@ -19,21 +19,12 @@ namespace {
 constexpr std::int64_t sample_size = 65536;  // vectors that means and covariances are taken of
 constexpr std::int64_t piece_size = 65536;   // that a thread adds up at a time
 
-/// What is number i of `count` spread evenly over `all`.
-std::int64_t sampled(std::int64_t i, std::int64_t count, std::int64_t all) {
-  // Not every n-th: text that repeats may have the same period.
-  const std::int64_t begin = i * all / count;
-  const std::int64_t room = (i + 1) * all / count - begin;
-  const auto hash = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15U >> 33;
-  return begin + static_cast<std::int64_t>(hash) % room;
-}
-
 /// Up to `most` vectors spread evenly over all, as float32.
 std::vector<float> sample_of(const KeyView& vectors, std::int64_t most) {
   const std::int64_t count = std::min(vectors.count, most);
   std::vector<float> sample(static_cast<std::size_t>(count * vectors.dim));
   for (std::int64_t i = 0; i < count; ++i) {
-    widen_key(vectors, sampled(i, count, vectors.count), sample.data() + i * vectors.dim);
+    widen_key(vectors, CodeAxes::sampled(i, count, vectors.count), sample.data() + i * vectors.dim);
   }
   return sample;
 }
@@ -45,6 +36,14 @@ void CodeAxes::check(std::string_view spec, std::int64_t dim) {
   throw InvalidArgument(fmt::format(
       "index {}: keys have {} elements; principal axes take up to {}: use another index", spec, dim,
       most_dims));
+}
+
+std::int64_t CodeAxes::sampled(std::int64_t i, std::int64_t count, std::int64_t all) {
+  // Not every n-th: text that repeats may have the same period.
+  const std::int64_t begin = i * all / count;
+  const std::int64_t room = (i + 1) * all / count - begin;
+  const auto hash = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15U >> 33;
+  return begin + static_cast<std::int64_t>(hash) % room;
 }
 
 CodeAxes::CodeAxes(const KeyView& vectors, std::vector<float>& sample) : dim_(vectors.dim) {

@@ -34,6 +34,9 @@ class CodeAxes {
   /// finite.
   static CodeAxes mean_of(const KeyView& vectors);
 
+  /// Returns the position of number i of `count` vectors that are spread evenly over `all`.
+  static std::int64_t sampled(std::int64_t i, std::int64_t count, std::int64_t all);
+
   std::int64_t dim() const { return dim_; }
   float scale() const { return scale_; }
   const std::vector<float>& mean() const { return mean_; }

@@ -132,6 +132,8 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
         all.add(work.pieces[static_cast<std::size_t>(p)].sums[q]);
       all.give(tail->coder(), work.estimates[q].correction(), parts.estimate.part(g),
                parts.noise[g]);
+      if (*parts.estimate.part(g).lse != empty_lse)
+        parts.noise[g].values += tail->shared_error(tokens[t].queries + g * rows.dim(), scale);
     }
   }
 }

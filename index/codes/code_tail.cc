@@ -42,6 +42,7 @@ void CodeTail::fields(std::int64_t bits, Archive& archive) {
   archive.array(codes_);
   archive.check(std::ssize(codes_) == coder_.bytes_for(rows_.count()),
                 "it has not one code for each value");
+  shared_.fields(rows_.dim(), archive);
 }
 
 CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
@@ -57,6 +58,7 @@ CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t b
   const KeyView values = rows.values;
   check_stop();
   coder_ = ValueCoder(values, bits);
+  shared_ = SharedError(index, coder_, rows, check_stop);
   if (coder_.lanes() == 0) return;  // there is nothing but the mean
   codes_.resize(static_cast<std::size_t>(coder_.bytes_for(rows.count())));
   if (encoder != nullptr) {
@@ -75,7 +77,13 @@ CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t b
 }
 
 std::int64_t CodeTail::memory() const {
-  return static_cast<std::int64_t>(sizeof *this + codes_.capacity()) + coder_.memory();
+  return static_cast<std::int64_t>(sizeof *this + codes_.capacity()) + coder_.memory() +
+         shared_.memory();
+}
+
+float CodeTail::shared_error(const float* query, float scale) const {
+  const double scales = static_cast<double>(index_.coder().axes().scale()) * coder_.axes().scale();
+  return shared_.squared(query, scale / scales);
 }
 
 /// sums: per query.
@@ -183,6 +191,8 @@ void CodeTail::attend_some(const QueryBlock& queries,
     CodeSums& all = sums[q];
     for (std::int64_t piece = 1; piece < pieces; ++piece) all.add(of_piece(sums, piece)[q]);
     all.give(coder_, estimates[q].correction(), out.estimate.part(at), out.noise[q]);
+    if (*out.estimate.part(at).lse != empty_lse)
+      out.noise[q].values += shared_error(queries.query(at), scale);
     for (std::int64_t piece = 0; piece < pieces; ++piece)
       merge(out.exact.part(at), of_piece(rare, piece)[q].attended.view());
   }

@@ -9,6 +9,7 @@
 
 #include "index/codes/code_sums.h"
 #include "index/codes/codes_index.h"
+#include "index/codes/shared_error.h"
 #include "index/codes/value_codes.h"
 #include "index/common/row_tail.h"
 #include "src/core/memory/huge_vector.h"
@@ -41,6 +42,12 @@ class CodeTail final : public RowTail {
   const ValueCoder& coder() const { return coder_; }
   const std::uint8_t* codes() const { return codes_.data(); }
 
+  /// Returns whether shared_error() is known. It is not in tails of files of 0.1.0.
+  bool knows_shared_error() const { return shared_.known(); }
+  /// Returns the squared error of an estimate that the errors of many rows share (SharedError).
+  /// query: [dim]. scale: of scores.
+  float shared_error(const float* query, float scale) const;
+
  private:
   struct Pass;
   struct Rare;
@@ -54,6 +61,7 @@ class CodeTail final : public RowTail {
   RowsView rows_;
   ValueCoder coder_;
   HugeVector<std::uint8_t> codes_;
+  SharedError shared_;
 };
 
 }  // namespace topkv

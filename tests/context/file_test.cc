@@ -187,7 +187,7 @@ TEST(ContextFile, SaysWhatIsInIt) {
   const auto path = folder.path() / "c.tkv";
   save_context(*context, path, {.model = "m\nodel"});
   const ContextFileInfo info = context_file_info(path);
-  EXPECT_EQ(info.version, 2);  // layer 1 has the rows of its window alone
+  EXPECT_EQ(info.version, 5);  // the tail knows its shared error
   EXPECT_EQ(info.tokens, 500);
   EXPECT_EQ(info.shape.sliding_window, file_shape().sliding_window);
   EXPECT_EQ(info.dtype.name(), "q8/q4");

@@ -109,52 +109,81 @@ TEST(CodeTail, TakingRowsMovesThemOutAndNothingElse) {
   EXPECT_NEAR(parts / whole, 1.0, 1e-5);
 }
 
+/// Squared errors of a tail's estimates, each the sum over many queries.
+struct SquaredErrors {
+  double actual = 0;       ///< against attention over the rows themselves, in float64
+  double told = 0;         ///< by TailNoise
+  double independent = 0;  ///< told, without the shared error
+};
+
+/// query_size: of each element of a query.
+SquaredErrors squared_errors(const Coded& coded, unsigned queries, float query_size) {
+  const std::int64_t dim = coded.dim;
+  reference::Rows rows;
+  rows.dim = dim;
+  rows.keys.assign(coded.keys.begin(), coded.keys.end());
+  rows.values.assign(coded.values.begin(), coded.values.end());
+  const PositionRange all{0, coded.count};
+  const float scale = 0.125F;
+  SquaredErrors out;
+  for (unsigned i = 0; i < queries; ++i) {
+    const auto q = reference::random_floats(dim, 100 + i, query_size);
+    std::vector<std::int64_t> rare(coded.index->rare().begin(), coded.index->rare().end());
+    const std::span<const std::int64_t> taken(rare);
+    Partial estimate(1, dim);
+    Partial exact(1, dim);
+    TailNoise noise;
+    coded.tail->attend({q.data(), 1, dim, {&all, 1}}, {&taken, 1}, {&no_ceiling, 1}, scale, 0,
+                       {estimate.view(), exact.view(), &noise});
+    EXPECT_EQ(exact.lse()[0], empty_lse);
+    double total = 0;
+    std::vector<double> want(static_cast<std::size_t>(dim), 0.0);
+    for (std::int64_t r = 0; r < coded.count; ++r) {
+      if (coded.is_rare(r)) continue;
+      const double w = std::exp(scale * reference::score(rows, q.data(), r));
+      total += w;
+      for (std::size_t j = 0; j < want.size(); ++j)
+        want[j] += w * rows.values[static_cast<std::size_t>(r * dim) + j];
+    }
+    for (std::size_t j = 0; j < want.size(); ++j) {
+      const double off = estimate.out()[j] - want[j] / total;
+      out.actual += off * off;
+    }
+    const double told = static_cast<double>(noise.weights) * noise.spread + noise.values;
+    out.told += told;
+    out.independent += told - coded.tail->shared_error(q.data(), scale);
+  }
+  return out;
+}
+
 TEST(CodeTail, SaysHowFarOffItIs) {
-  // Against attention over the rows themselves, of many queries: the error is what is expected of
-  // it, on average over them.
   // (Flat weights meet the mean of all values itself, so that it is tried with a sharp query.)
   for (const auto& [params, size] : {std::pair(CodesParams{16, 8}, 1.0F),
                                      {CodesParams{8, 4}, 1.5F},
                                      {CodesParams{16, 2}, 0.2F},
                                      {CodesParams{16, 0}, 4.0F}}) {
-    const Coded coded(4000, 64, params);
-    reference::Rows rows;
-    rows.dim = 64;
-    rows.keys.assign(coded.keys.begin(), coded.keys.end());
-    rows.values.assign(coded.values.begin(), coded.values.end());
-    const PositionRange all{0, coded.count};
-    const float scale = 0.125F;
-    double actual = 0;
-    double told = 0;
-    for (unsigned i = 0; i < 60; ++i) {
-      const auto q = reference::random_floats(64, 100 + i, size);
-      std::vector<std::int64_t> rare(coded.index->rare().begin(), coded.index->rare().end());
-      const std::span<const std::int64_t> taken(rare);
-      Partial estimate(1, 64);
-      Partial exact(1, 64);
-      TailNoise noise;
-      coded.tail->attend({q.data(), 1, 64, {&all, 1}}, {&taken, 1}, {&no_ceiling, 1}, scale, 0,
-                         {estimate.view(), exact.view(), &noise});
-      EXPECT_EQ(exact.lse()[0], empty_lse);
-      std::vector<double> weights;
-      double total = 0;
-      std::vector<double> want(64, 0.0);
-      for (std::int64_t r = 0; r < coded.count; ++r) {
-        if (coded.is_rare(r)) continue;
-        const double w = std::exp(scale * reference::score(rows, q.data(), r));
-        total += w;
-        for (std::size_t j = 0; j < 64; ++j)
-          want[j] += w * rows.values[static_cast<std::size_t>(r) * 64 + j];
-      }
-      for (std::size_t j = 0; j < 64; ++j) {
-        const double off = estimate.out()[j] - want[j] / total;
-        actual += off * off;
-      }
-      told += static_cast<double>(noise.weights) * noise.spread + noise.values;
-    }
-    EXPECT_GT(actual / told, 0.6) << params.text();
-    EXPECT_LT(actual / told, 1.6) << params.text();
+    const SquaredErrors of = squared_errors(Coded(4000, 64, params), 60, size);
+    EXPECT_GT(of.actual / of.told, 0.6) << params.text();
+    EXPECT_LT(of.actual / of.told, 1.6) << params.text();
   }
+}
+
+TEST(CodeTail, SaysHowFarOffItIsWhereErrorsOfKeysGoWithTheValues) {
+  for (const auto& [dim, params] : {std::pair(std::int64_t{64}, CodesParams{8, 8}),
+                                    {64, CodesParams{8, 0}},
+                                    {128, CodesParams{8, 4}}}) {
+    const SquaredErrors of = squared_errors(Coded(24000, dim, params, 3, 4), 6, 0.5F);
+    EXPECT_GT(of.actual / of.told, 0.6) << dim << " " << params.text();
+    EXPECT_LT(of.actual / of.told, 1.6) << dim << " " << params.text();
+    EXPECT_GT(of.actual / of.independent, 4) << dim << " " << params.text();
+  }
+}
+
+TEST(CodeTail, KnowsNoSharedErrorOfAFewRows) {
+  const std::vector<float> q(16, 1.0F);
+  EXPECT_EQ(Coded(7, 16).tail->shared_error(q.data(), 1), 0);
+  // Products of such values are beyond float32.
+  EXPECT_TRUE(std::isfinite(Coded(1000, 16, {16, 0}, 1e30F).tail->shared_error(q.data(), 1)));
 }
 
 TEST(CodeTail, NoRowsAndHugeRowsGiveNoNonsense) {
@@ -269,6 +298,35 @@ TEST(SessionTail, FiguresSayHowNearItIs) {
   Session none(context, options);
   stream.feed(none, 3010, 3);
   EXPECT_EQ(none.tail_figures()[0].heads, 0);
+}
+
+TEST(SessionTail, FiguresSayHowNearItIsWhereErrorsOfKeysGoWithTheValues) {
+  // Short codes leave out the second half of each key, and the values have this half.
+  Stream stream(small, 20040);
+  const std::int64_t half = small.head_dim / 2;
+  for (std::size_t l = 0; l < stream.k.size(); ++l) {
+    for (std::size_t i = 0; i < stream.k[l].size(); ++i) {
+      stream.v[l][i] += 2;  // outputs are not small beside their errors
+      if (static_cast<std::int64_t>(i) % small.head_dim < half) continue;
+      stream.k[l][i] *= 0.6F;
+      stream.v[l][i - static_cast<std::size_t>(half)] += 4 * stream.k[l][i];
+    }
+  }
+  for (const char* index : {"exact", "codes:k=2,v=16"}) {  // a search with a tail, and a scan
+    const auto context = stream.prefill(20000)->with_index("codes:k=2,v=16");
+    Session dense(context, {.dense_layers = small.layers});
+    const auto want = stream.feed(dense, 20040, 20);
+    Session session(context,
+                    {.index = index, .k = TopK::same(16), .tail = "codes:k=2,v=16", .window = 16});
+    const auto got = stream.feed(session, 20040, 20);
+    const auto figures = session.tail_figures();
+    for (std::int64_t l = 0; l < small.layers; ++l) {
+      const auto at = static_cast<std::size_t>(l);
+      const double far = distance({got[at]}, {want[at]});
+      EXPECT_GT(figures[at].mean_error(), far / 2) << index << " " << l;
+      EXPECT_LT(figures[at].mean_error(), far * 2) << index << " " << l;
+    }
+  }
 }
 
 TEST(SessionTail, StepsOfAnySizeGiveTheSame) {

@@ -21,9 +21,12 @@ namespace topkv::test {
 inline constexpr float no_ceiling = std::numeric_limits<float>::infinity();
 
 /// Rows with an index of codes and its tail, and what codes stand for. Values of 0 bytes: their
-/// mean.
+/// mean. correlated: above 0, keys vary alike in all directions, but less in the second half of the
+/// dims. Codes of 8 bytes have no bits for that half. The first half of a value has this factor
+/// times that half of its key.
 struct Coded {
-  Coded(std::int64_t count, std::int64_t dim, CodesParams params = {}, float key_size = 2)
+  Coded(std::int64_t count, std::int64_t dim, CodesParams params = {}, float key_size = 2,
+        float correlated = 0)
       : count(count),
         dim(dim),
         keys(reference::some_vectors(count, dim, 1)),
@@ -31,6 +34,16 @@ struct Coded {
     for (float& x : keys) x *= key_size;
     for (std::int64_t i = 0; i < count * dim; ++i) {  // values have a mean
       values[static_cast<std::size_t>(i)] += std::cos(static_cast<float>(i % dim));
+    }
+    if (correlated > 0) {
+      keys = reference::random_floats(count * dim, 1, key_size);
+      values = reference::random_floats(count * dim, 2, 1);
+    }
+    for (std::int64_t i = 0; correlated > 0 && i < count * dim; ++i) {
+      if (i % dim < dim / 2) continue;
+      const auto at = static_cast<std::size_t>(i);
+      keys[at] *= 0.8F;
+      values[at - static_cast<std::size_t>(dim / 2)] += correlated * keys[at];
     }
     const auto view = [&](const std::vector<float>& of) {
       return KeyView{reinterpret_cast<const std::byte*>(of.data()), DType::f32, count, dim,

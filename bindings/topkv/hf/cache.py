@@ -56,8 +56,8 @@ class TopkCache(CacheCalls):
         attention, by the tail's estimate. None: `k` rows.
       error: with a tail, retrieve more rows, in the end all, if a layer's output for a token is
         expected to be off by more than this, as |out - dense| / |dense|. The true error may be
-        several times the expected one: once 0.132 beside 0.031. With `mass` or `error` the host
-        searches, also for a GPU. ``stats()`` counts how often they took more rows.
+        larger than the expected one. With `mass` or `error` the host searches, also for a GPU.
+        ``stats()`` counts how often they took more rows.
       guarantee: (epsilon, delta), on a CPU and without `tail`: a random sample of the rows that are
         not retrieved stands for them. It is so large that |out - dense| / |dense| of a query head is
         above epsilon with probability delta at most, as the sample estimates it.

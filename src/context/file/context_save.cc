@@ -7,6 +7,7 @@
 #include <set>
 #include <stop_token>
 
+#include "index/codes/code_tail.h"
 #include "index/codes/codes_index.h"
 #include "index/common/index_factory.h"
 #include "src/context/file/context_file.h"
@@ -63,7 +64,14 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
 }
 
 /// The first version of the format that has such a context.
-std::uint32_t version_of(const FileMeta& meta) {
+std::uint32_t version_of(const FileMeta& meta, const Segment& segment) {
+  const auto knows_shared_error = [](const std::unique_ptr<RowTail>& tail) {
+    return tail != nullptr && tail->code_tail() != nullptr &&
+           tail->code_tail()->knows_shared_error();
+  };
+  for (const auto& index : segment.indices)
+    for (const LayerIndex& layer : index->layers)
+      if (std::ranges::any_of(layer.tails, knows_shared_error)) return 5;
   if (meta.shape.indexer) return 4;
   if (meta.shape.keys_are_values) return 3;
   return meta.shape.row_layers() < meta.shape.layers || !meta.first_rows.empty() ||
@@ -83,7 +91,7 @@ class Saving {
     check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
-    table_.version = version_of(meta_);
+    table_.version = version_of(meta_, segment_);
     table_.sections = sections_of(meta_, {.tokens = !origin.tokens.empty(),
                                           .queries = queries,
                                           .bias = segment_.states->rows().bias(0) != nullptr,
@@ -236,6 +244,7 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
         of_row += codes->params().bytes_of_key(shape.head_dim);
         ++axes;
       }
+      if (spec.has_code_tail() && tokens >= SharedError::least_rows) ++axes;
       if (spec.has_code_tail() && codes->spec() == spec.text()) {  // of "mean" no value has a code
         const std::int64_t bits = codes->params().bits_of_value(shape.head_dim);
         of_row += (bits + 7) / 8;

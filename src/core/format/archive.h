@@ -69,6 +69,8 @@ class Archive {
   void check(bool holds, std::string_view what) const {
     if (!holds) fail(what);
   }
+  /// Reading: whether there are bytes that were not read yet.
+  bool has_more() const { return left() > 0; }
   /// Reading: throws unless there are so many bytes yet, before memory is taken for what they say.
   void check_left(std::int64_t bytes, std::string_view what) const {
     if (reading()) check(bytes <= left(), what);
