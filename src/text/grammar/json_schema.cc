@@ -31,6 +31,7 @@ constexpr std::size_t most_values = 1024;    // of an enum
 constexpr std::int64_t most_repeats = 4096;  // of characters, items or members
 constexpr std::size_t most_pattern_bytes = 512;
 constexpr std::int64_t most_members = 64;          // that an object must or may have
+constexpr std::int64_t most_expressions = 64;      // patterns and formats
 constexpr std::int64_t most_pattern_repeats = 64;  // of one part, all quantifiers multiplied
 
 // Keywords that say what a value is like. Others are notes, which no answer depends on.
@@ -209,11 +210,11 @@ class Check {
       if (key == keyword || has(others, key)) continue;
       if (!has(assertions, key) && !has(more_assertions, key)) continue;
       if (key == "uniqueItems" && value == false) continue;
-      refuse(
-          at, fmt::format("has {}", key),
-          keyword == "type" && others.empty()
-              ? "a type beside it"
-              : fmt::format("none of it beside {}, which topkv does not hold answers to", keyword));
+      if (!has(beside_type, key))
+        refuse(at, fmt::format("has {}", key), "none of it, which topkv does not hold answers to");
+      refuse(at, fmt::format("has {}", key),
+             keyword == "type" && others.empty() ? "a type beside it"
+                                                 : fmt::format("none of it beside {}", keyword));
     }
   }
 
@@ -275,6 +276,11 @@ class Check {
       if (!json[key].is_number() || !is_plain(json[key].get<double>()))
         refuse(at, fmt::format("has {} {}", key, shown(json[key])),
                "a number of up to 1e15 with up to 6 digits behind the point");
+    }
+    if (json.contains("pattern") || json.contains("format")) {
+      if (++expressions_ > most_expressions)
+        refuse(at, fmt::format("has pattern or format number {}", expressions_),
+               fmt::format("at most {} in a schema", most_expressions));
     }
     if (json.contains("pattern")) {
       const Json& pattern = json["pattern"];
@@ -341,6 +347,7 @@ class Check {
   }
 
   std::set<std::string> schemas_;  // their places
+  std::int64_t expressions_ = 0;   // patterns and formats
   std::vector<std::pair<std::string, std::string>> refs_;
 };
 
