@@ -214,6 +214,9 @@ TEST(Grammar, RefusesSchemasThatItCannotHoldAnswersTo) {
       {R"({"type": "string", "maxLength": 5000})", "maxLength 5000"},
       {R"({"type": "string", "pattern": "(a{60}){60}"})", "pattern"},
       {R"({"type": "string", "pattern": "(?<!a)b"})", ""},
+      {R"({"anyOf": [{"type": "string", "pattern": ")" + std::string(512, 'a') + R"("}, )" +
+           R"({"type": "string", "pattern": ")" + std::string(513, 'a') + R"("}]})",
+       "up to 512 bytes"},
       {R"({"type": "string", "pattern": "a+", "minLength": 2})", "minLength"},
       {R"({"type": "number", "minimum": 1e-300})", "minimum 1e-300"},
       {R"({"type": "object", "minProperties": 65})", "minProperties 65"},

@@ -30,6 +30,7 @@ constexpr std::size_t most_schemas = 512;
 constexpr std::size_t most_values = 1024;    // of an enum
 constexpr std::int64_t most_repeats = 4096;  // of characters, items or members
 constexpr std::size_t most_pattern_bytes = 512;
+constexpr std::size_t most_bytes_of_patterns = 2048;
 constexpr std::int64_t most_members = 64;          // that an object must or may have
 constexpr std::int64_t most_expressions = 64;      // patterns and formats
 constexpr std::int64_t most_pattern_repeats = 64;  // of one part, all quantifiers multiplied
@@ -299,6 +300,12 @@ class Check {
                         "most {} if multiplied",
                         most_pattern_bytes, most_pattern_repeats));
     }
+    if (json.contains("pattern")) {
+      pattern_bytes_ += json["pattern"].get_ref<const std::string&>().size();
+      if (pattern_bytes_ > most_bytes_of_patterns)
+        refuse(at, fmt::format("has patterns of {} bytes with those before it", pattern_bytes_),
+               fmt::format("at most {} in a schema", most_bytes_of_patterns));
+    }
     // The others are notes. The engine knows e-mail addresses too, at a fifth of a second for a
     // token.
     if (json.contains("format") && std::ranges::count(formats, json["format"]) == 0)
@@ -348,6 +355,7 @@ class Check {
 
   std::set<std::string> schemas_;  // their places
   std::int64_t expressions_ = 0;   // patterns and formats
+  std::size_t pattern_bytes_ = 0;  // of all patterns
   std::vector<std::pair<std::string, std::string>> refs_;
 };
 
