@@ -72,12 +72,13 @@ endif
 check check-quick check-python check-real check-smollm2: export CXX := $(CXX)
 
 check: preset := dev
+check asan: grammars := -D TOPKV_GRAMMARS=ON
 asan: preset := asan
 tsan: preset := tsan
 check check-real check-smollm2: architectures := -D "CMAKE_CUDA_ARCHITECTURES=$(checked_architectures)" -D "CMAKE_CUDA_FLAGS=$(checked_cuda_flags)"
 check: tests := $(checked_tests)
 check asan tsan: setup
-	cmake --preset $(preset) -D TOPKV_JINJA=ON $(architectures)
+	cmake --preset $(preset) -D TOPKV_JINJA=ON $(grammars) $(architectures)
 	cmake --build --preset $(preset) --parallel $(jobs)
 	ctest --preset $(preset) --parallel $(jobs) $(tests)
 
@@ -121,7 +122,7 @@ real := build/real
 check_real := tests/real/check.py build/dev/src/cli/topkv $(real)
 
 check-smollm2: setup
-	cmake --preset dev -D TOPKV_JINJA=ON $(architectures)
+	cmake --preset dev -D TOPKV_JINJA=ON -D TOPKV_GRAMMARS=ON $(architectures)
 	cmake --build --preset dev --parallel $(jobs) --target topkv-cli
 	$(check_real) smollm2 tests/real/smollm2.json
 

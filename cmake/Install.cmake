@@ -37,6 +37,9 @@ install(FILES ${PROJECT_SOURCE_DIR}/src/eval/tasks/wonderwords/LICENSE TYPE DOC 
 if(TOPKV_JINJA)  # whose code is compiled in, and is in no package that would have its licence
   install(FILES ${TOPKV_JINJA_LICENSE} TYPE DOC RENAME LICENSE.llama.cpp)
 endif()
+if(TOPKV_GRAMMARS)  # likewise
+  install(FILES ${TOPKV_XGRAMMAR_LICENSE} TYPE DOC RENAME LICENSE.xgrammar)
+endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/topkv)
 install(EXPORT topkvTargets NAMESPACE topkv:: DESTINATION ${package_dir})

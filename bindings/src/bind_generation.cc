@@ -9,6 +9,7 @@
 #include "bindings/src/progress.h"
 #include "src/model/generate/sampler.h"
 #include "topkv/draft_model.h"
+#include "topkv/grammar.h"
 #include "topkv/model.h"
 
 namespace topkv::python {
@@ -33,6 +34,7 @@ struct Asked {
   std::optional<std::int64_t> prompt_logprobs;
   std::string draft;
   std::shared_ptr<const DraftModel> draft_model;
+  py::object json_schema;
 };
 
 std::vector<TokenBias> biases_of(const std::optional<std::map<Token, double>>& asked) {
@@ -40,6 +42,17 @@ std::vector<TokenBias> biases_of(const std::optional<std::map<Token, double>>& a
   if (asked)
     for (const auto& [token, bias] : *asked) biases.push_back({token, bias});
   return biases;
+}
+
+/// A schema is given as a text, or as what json.dumps makes one of.
+std::shared_ptr<const Grammar> grammar_of(const Model& model, const py::object& schema) {
+  if (schema.is_none()) return {};
+  const std::string text =
+      py::isinstance<py::str>(schema)
+          ? schema.cast<std::string>()
+          : py::module_::import("json").attr("dumps")(schema).cast<std::string>();
+  const GilReleased released;
+  return Grammar::json_schema(model, text);
 }
 
 /// Warns where the model has a say in how it is sampled, and says what topkv does not have.
@@ -63,6 +76,7 @@ GenerateOptions options_of(const Model& model, const Asked& asked) {
       .draft_model = asked.draft_model,
       .progress = progress_of(asked.progress),
       .stop = asked.stop,
+      .grammar = grammar_of(model, asked.json_schema),
       .logprobs = asked.logprobs.value_or(-1),
       .before = asked.before.is_none() ? std::vector<Token>() : tokens_of(asked.before, "before"),
       .prompt_logprobs = asked.prompt_logprobs.value_or(-1)};
@@ -225,7 +239,7 @@ void bind_generate(py::module_& module, py::class_<Model, std::shared_ptr<Model>
               py::arg("logprobs") = py::none(), py::arg("on_text") = py::none(),
               py::arg("before") = py::none(), py::arg("logit_bias") = py::none(),
               py::arg("prompt_logprobs") = py::none(), py::arg("draft") = "auto",
-              py::arg("draft_model") = py::none(), says);
+              py::arg("draft_model") = py::none(), py::arg("json_schema") = py::none(), says);
   };
   // One list of arguments for both: what generates, and the type of its first two.
   def(
@@ -239,12 +253,12 @@ void bind_generate(py::module_& module, py::class_<Model, std::shared_ptr<Model>
          std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
          std::optional<std::map<Token, double>> logit_bias,
          std::optional<std::int64_t> prompt_logprobs, const std::string& draft,
-         std::shared_ptr<DraftModel> draft_model) {
+         std::shared_ptr<DraftModel> draft_model, const py::object& json_schema) {
         return generate(
             self, session, prompt,
             {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
              frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress,
-             std::move(logit_bias), prompt_logprobs, draft, std::move(draft_model)},
+             std::move(logit_bias), prompt_logprobs, draft, std::move(draft_model), json_schema},
             on_token, on_text);
       },
       "session", "prompt",
@@ -261,6 +275,8 @@ void bind_generate(py::module_& module, py::class_<Model, std::shared_ptr<Model>
       "\"none\" "
       "drafts nothing, \"lookup\" drafts on a CUDA device, too.\n\n"
       "draft_model: a DraftModel of this model, which drafts where the text has no draft.\n\n"
+      "json_schema: the answer's text is JSON that conforms to this schema: a dict, or its "
+      "text.\n\n"
       "on_token(token), on_text(piece): piece has whole characters. They may return False to "
       "stop.\n\n"
       "progress: called with a Progress, stage \"prompt\", in tokens, while the prompt is read. An "
@@ -278,12 +294,12 @@ void bind_generate(py::module_& module, py::class_<Model, std::shared_ptr<Model>
          std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
          std::optional<std::map<Token, double>> logit_bias,
          std::optional<std::int64_t> prompt_logprobs, const std::string& draft,
-         std::shared_ptr<DraftModel> draft_model) {
+         std::shared_ptr<DraftModel> draft_model, const py::object& json_schema) {
         return generate_together(
             self, sessions, prompts,
             {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
              frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress,
-             std::move(logit_bias), prompt_logprobs, draft, std::move(draft_model)},
+             std::move(logit_bias), prompt_logprobs, draft, std::move(draft_model), json_schema},
             on_token, on_text);
       },
       "sessions", "prompts",

@@ -1173,6 +1173,7 @@ class Model:
         prompt_logprobs: int | None = None,
         draft: str = "auto",
         draft_model: DraftModel | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
     ) -> GenerateResult:
         """Feeds the prompt to the session, then generates.
 
@@ -1202,6 +1203,7 @@ class Model:
         prompt_logprobs: int | None = None,
         draft: str = "auto",
         draft_model: DraftModel | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
     ) -> list[GenerateResult]:
         """Generates for several sessions over one context, like generate().
 

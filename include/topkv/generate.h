@@ -31,8 +31,9 @@ struct TokenBias {
 /// How the next token is chosen from the model's logits. The default is greedy.
 ///
 /// The options apply in the order of transformers: logit_bias, repetition_penalty,
-/// frequency_penalty and presence_penalty. With a temperature of 0 the largest logit then wins.
-/// Else temperature, top_k, top_p and min_p follow, and a draw. docs/reference/generation.md has
+/// frequency_penalty and presence_penalty. Tokens that a grammar forbids then leave. With a
+/// temperature of 0 the largest logit wins. Else temperature, top_k, top_p and min_p follow, and a
+/// draw. docs/reference/generation.md has
 /// the formulas.
 struct SamplingOptions {
   double temperature = 0;  ///< 0: greedy, the largest logit after biases and penalties
@@ -66,6 +67,7 @@ struct TokenLogprobs {
 };
 
 class DraftModel;
+class Grammar;
 
 /// Whether tokens are drafted. A draft is what followed the same tokens earlier, in the context or
 /// in the session (prompt lookup). If nothing was found there, it is what a draft model says
@@ -111,6 +113,12 @@ struct GenerateOptions {
   /// A special token has no text, but a stop text may spell it: "<|im_end|>" ends the answer at
   /// that token.
   std::vector<std::string> stop = {};
+  /// The grammar that the answer's text conforms to. It must have been made for the model that
+  /// generates. Null: any text.
+  ///
+  /// An answer that ends by max_tokens, by a stop text or by a callback is the beginning of such a
+  /// text.
+  std::shared_ptr<const Grammar> grammar = {};
   /// Special tokens that appear in the answer's text, spelled as the tokenizer's file spells them.
   /// Other special tokens have no text.
   std::vector<Token> spelled = {};

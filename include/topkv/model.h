@@ -591,6 +591,7 @@ class Model {
  private:
   friend class DraftModel;
   friend class GenerationBatch;
+  friend class Grammar;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

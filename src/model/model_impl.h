@@ -11,6 +11,7 @@
 #include "src/attention/block_budget.h"
 #include "src/device/compute_device.h"
 #include "src/model/draft_layer.h"
+#include "src/model/kept_grammars.h"
 #include "src/model/network/forward_pool.h"
 #include "src/model/weights/checkpoint.h"
 #include "src/model/weights/weights.h"
@@ -100,6 +101,7 @@ struct Model::Impl {
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
   mutable std::atomic<bool> told_key_biases = false;
+  mutable KeptGrammars grammars;
   /// DraftLength::share() after the latest answer that timed steps of several tokens; 0: none did.
   mutable std::atomic<double> further_token_share = 0;
 

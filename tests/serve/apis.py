@@ -101,6 +101,50 @@ def check_answers(server):
     holds("its items are input again", status == 200, response)
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"number": {"type": "integer", "minimum": 0, "maximum": 9999999}, "kind": {"enum": ["a", "b"]}},
+    "required": ["number", "kind"],
+}
+
+
+def check_schemas(server):
+    """Each API's way to hold an answer to a schema; the model would say something else."""
+
+    def conforms(what, text):
+        value = json.loads(text)
+        holds(what, list(value) == ["number", "kind"] and 0 <= value["number"] <= 9999999 and value["kind"] in ("a", "b"), text)
+        return text
+
+    asked = [{"role": "user", "content": question("tall-tower")}]
+    chat = {"model": "chat:talk", "messages": asked, "max_tokens": 250, "temperature": 0}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+    status, answer = server.post("/v1/chat/completions", {**chat, "response_format": form})
+    holds("an answer of a schema", status == 200 and answer["choices"][0]["finish_reason"] == "stop", answer)
+    want = conforms("in a chat", answer["choices"][0]["message"]["content"])
+    _, _, text = server.request("POST", "/v1/chat/completions", {**chat, "response_format": form, "stream": True})
+    pieces = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    holds("streamed, the same", "".join(one["choices"][0]["delta"].get("content") or "" for one in pieces) == want, pieces)
+    status, answer = server.post("/v1/chat/completions", {**chat, "temperature": 1, "seed": 4, "n": 3, "response_format": form})
+    holds("sampled", [bool(conforms("sampled", one["message"]["content"])) for one in answer["choices"]] == [True] * 3, answer)
+    status, answer = server.post("/v1/chat/completions", {**chat, "max_tokens": 300, "response_format": {"type": "json_object"}})
+    text = answer["choices"][0]["message"]["content"]
+    holds("any object", status == 200 and (answer["choices"][0]["finish_reason"] == "length" or isinstance(json.loads(text), dict)) and text[0] == "{", answer)
+    body = {"model": "chat:talk", "input": question("tall-tower"), "max_output_tokens": 250, "temperature": 0}
+    format = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
+    status, response = server.post("/v1/responses", {**body, "text": {"format": format}})
+    holds("a response", status == 200 and response["output"][0]["content"][0]["text"] == want and response["text"]["format"] == format, response)
+    holds("streamed, the same", events(server, {**body, "text": {"format": format}})[-1]["response"]["output"][0]["content"][0]["text"] == want)
+    options = {"temperature": 0, "num_predict": 250}
+    _, answer = server.post("/api/chat", {"model": "chat:talk", "messages": asked, "options": options, "format": SCHEMA, "stream": False})
+    holds("Ollama's chat", answer["message"]["content"] == want, answer)
+    _, answer = server.post("/api/generate", {"model": "chat:notes", "prompt": question("tall-tower"), "options": options, "format": SCHEMA, "stream": False})
+    conforms("Ollama's prompt", answer["response"])
+    for schema, words in (({"type": "thing"}, "thing"), ({"not": {}}, "has not"), ({"$ref": "#/$defs/a"}, "refers to"), ({"type": "string", "pattern": "("}, "cannot be used")):
+        status, answer = server.post("/v1/chat/completions", {**chat, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}})
+        holds("a schema that cannot be used", status == 400 and answer["error"]["code"] == "invalid_json_schema" and words in answer["error"]["message"], answer)
+
+
 def check_refusals(server):
     def refused(what, status, path, body, words, headers=None):
         got, text = server.post(path, body, headers)
@@ -115,7 +159,8 @@ def check_refusals(server):
         refused("another field", 400, path, {"model": "chat", "max_tokens": 5}, '"max_tokens" is a field')
         refused("an option of the wrong type", 400, path, {"model": "chat", "options": {"seed": "x"}}, "options.seed")
         refused("another option", 400, path, {"model": "chat", "options": {"tokens": 1}}, "options")
-        refused("another form", 400, path, {"model": "chat", "format": "json"}, "format")
+        refused("another form", 400, path, {"model": "chat", "format": "xml"}, "format")
+        refused("a schema that is none", 400, path, {"model": "chat", "prompt": "a", "format": {"type": "thing"}} if path.endswith("generate") else {"model": "chat", "messages": [{"role": "user", "content": "a"}], "format": {"type": "thing"}}, "thing")
         refused("another type", 415, path, "{}", "Content-Type: application/json", {"Content-Type": "text/plain"})
         form = {"Content-Type": "application/x-www-form-urlencoded"}
         refused("curl's own type is taken", 404, path, {"model": "llama3"}, "no model", form)
@@ -167,6 +212,7 @@ def main():
     server = Server("notes.tkv", "talk.tkv", "--alias", "gpt-4", "--max-batch", "4", "--max-queue", "7", "--room", "2K")
     check_models(server)
     check_answers(server)
+    check_schemas(server)
     check_refusals(server)
     check_disconnects(server)
     status, _ = server.post("/v1/contexts", {"name": "latest", "text": NOISE})

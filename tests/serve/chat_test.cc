@@ -241,6 +241,33 @@ TEST(ServeChat, TakesToolsAndTheirCalls) {
   EXPECT_TRUE(none.tools.empty() && none.variables.empty());
 }
 
+TEST(ServeChat, ACallThatIsRequiredHasASchema) {
+  const std::string tools = R"("tools": [
+      {"type": "function", "function": {"name": "now"}},
+      {"type": "function", "function": {"name": "weather", "strict": true, "parameters": {
+          "type": "object", "properties": {"z": {"$ref": "#/$defs/t"}, "a": {"type": "null"}},
+          "$defs": {"t": {"type": "string"}}}}}])";
+  const auto schema = [&](const std::string& choice) {
+    return parse_chat(R"({"messages": [{"role": "user", "content": "a"}], "tool_choice": )" +
+                      choice + ", " + tools + "}")
+        .schema;
+  };
+  EXPECT_EQ(schema("\"auto\"").text, "");
+  const std::string weather =
+      R"({"type":"object","properties":{"z":{"$ref":"#/$defs/tool0/$defs/t"},"a":{"type":"null"}},)"
+      R"("$defs":{"t":{"type":"string"}}})";
+  const AnswerSchema named = schema(R"({"type": "function", "function": {"name": "weather"}})");
+  EXPECT_TRUE(named.calls);
+  EXPECT_EQ(named.field, "tool_choice");
+  EXPECT_EQ(named.text,
+            R"({"anyOf":[{"type":"object","properties":{"name":{"const":"weather"},"arguments":)"
+            R"({"$ref":"#/$defs/tool0"}},"required":["name","arguments"]}],"$defs":{"tool0":)" +
+                weather + "}}");
+  const auto any = nlohmann::json::parse(schema("\"required\"").text);
+  EXPECT_EQ(any["anyOf"].size(), 2U);
+  EXPECT_EQ(any["$defs"]["tool0"], (nlohmann::json{{"type", "object"}}));
+}
+
 TEST(ServeChat, RefusesToolsNamingTheField) {
   const auto body = [](const std::string& message, const std::string& more) {
     return R"({"messages": [{"role": "user", "content": "a"})" + message + "]" + more + "}";
@@ -258,6 +285,9 @@ TEST(ServeChat, RefusesToolsNamingTheField) {
       {body("", R"(, "tool_choice": "required")"), "tool_choice"},
       {body("", R"(, "tool_choice": {"type": "function", "function": {"name": "w"}})"),
        "tool_choice"},
+      {body("", R"(, "tool_choice": {"type": "custom"})"), "tool_choice.type"},
+      {body("", R"(, "tool_choice": {"type": "function"})"), "tool_choice"},
+      {body("", R"(, "tool_choice": "any")"), "tool_choice"},
       {body("", R"(, "parallel_tool_calls": 1)"), "parallel_tool_calls"},
       {body("", R"(, "chat_template_kwargs": [])"), "chat_template_kwargs"},
       {body("", R"(, "chat_template_kwargs": {"tools": []})"), "chat_template_kwargs"},

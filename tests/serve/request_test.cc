@@ -233,7 +233,16 @@ TEST(ServeRequest, RefusesChatsNamingTheField) {
            "max_completion_tokens"},
           {R"({"messages":[{"role":"user","content":"a"}],"logprobs":3})", "logprobs"},
           {R"({"messages":[{"role":"user","content":"a"}],"top_logprobs":3})", "top_logprobs"},
-          {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object"}})",
+          {R"({"messages":[{"role":"user","content":"a"}],"response_format":"json"})",
+           "response_format"},
+          {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"xml"}})",
+           "response_format.type"},
+          {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema"}})",
+           "response_format.json_schema"},
+          {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema","json_schema":{"schema":[]}}})",
+           "response_format.json_schema.schema"},
+          {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object"},
+              "tools":[{"type":"function","function":{"name":"w"}}]})",
            "response_format"},
           {R"({"messages":[{"role":"user","content":"a"}],"tools":[7]})", "tools[0]"}}) {
     const Problem problem = refused(parse_chat, bad.body);

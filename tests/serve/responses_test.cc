@@ -107,30 +107,37 @@ TEST(Responses, ObjectsKeepTheirOrderAndHaveALimit) {
 }
 
 TEST(Responses, RefusesNamingTheField) {
-  for (const auto& [more, param] : std::vector<std::pair<std::string, const char*>>{
-           {R"("previous_response_id": "resp_1")", "previous_response_id"},
-           {R"("conversation": "conv_1")", "conversation"},
-           {R"("prompt": {"id": "p"})", "prompt"},
-           {R"("background": true)", "background"},
-           {R"("truncation": "auto")", "truncation"},
-           {R"("include": ["file_search_call.results"])", "include"},
-           {R"("tools": [{"type": "web_search"}])", "tools[0].type"},
-           {R"("tools": [{"type": "function", "function": {"name": "w"}}])", "tools[0].name"},
-           {R"("tools": [{"type": "function", "name": ""}])", "tools[0].name"},
-           {R"("tools": [{"type": "function", "name": "w", "defer_loading": true}])",
-            "tools[0].defer_loading"},
-           {R"("tools": {})", "tools"},
-           {R"("tool_choice": "required")", "tool_choice"},
-           {R"("text": {"format": {"type": "json_object"}})", "text.format"},
-           {R"("text": {"verbosity": "low"})", "text.verbosity"},
-           {R"("reasoning": {"effort": "endless"})", "reasoning.effort"},
-           {R"("reasoning": "low")", "reasoning"},
-           {R"("max_output_tokens": 0)", "max_output_tokens"},
-           {R"("max_tokens": 5)", "max_tokens"},
-           {R"("n": 2)", "n"},
-           {R"("messages": [])", "messages"},
-           {R"("instructions": [])", "instructions"},
-           {R"("stream_options": {"include_usage": true})", "stream_options.include_usage"}}) {
+  for (
+      const auto& [more, param] : std::vector<std::pair<std::string, const char*>>{
+          {R"("previous_response_id": "resp_1")", "previous_response_id"},
+          {R"("conversation": "conv_1")", "conversation"},
+          {R"("prompt": {"id": "p"})", "prompt"},
+          {R"("background": true)", "background"},
+          {R"("truncation": "auto")", "truncation"},
+          {R"("include": ["file_search_call.results"])", "include"},
+          {R"("tools": [{"type": "web_search"}])", "tools[0].type"},
+          {R"("tools": [{"type": "function", "function": {"name": "w"}}])", "tools[0].name"},
+          {R"("tools": [{"type": "function", "name": ""}])", "tools[0].name"},
+          {R"("tools": [{"type": "function", "name": "w", "defer_loading": true}])",
+           "tools[0].defer_loading"},
+          {R"("tools": {})", "tools"},
+          {R"("tool_choice": "required")", "tool_choice"},
+          {R"("tool_choice": {"type": "file_search"})", "tool_choice.type"},
+          {R"("text": {"format": {"type": "xml"}})", "text.format.type"},
+          {R"("text": {"format": {"type": "json_schema", "name": "a"}})", "text.format"},
+          {R"("text": {"format": {"type": "json_schema", "schema": {}, "more": 1}})",
+           "text.format.more"},
+          {R"("tools": [{"type": "function", "name": "w"}], "text": {"format": {"type": "json_object"}})",
+           "text.format"},
+          {R"("text": {"verbosity": "low"})", "text.verbosity"},
+          {R"("reasoning": {"effort": "endless"})", "reasoning.effort"},
+          {R"("reasoning": "low")", "reasoning"},
+          {R"("max_output_tokens": 0)", "max_output_tokens"},
+          {R"("max_tokens": 5)", "max_tokens"},
+          {R"("n": 2)", "n"},
+          {R"("messages": [])", "messages"},
+          {R"("instructions": [])", "instructions"},
+          {R"("stream_options": {"include_usage": true})", "stream_options.include_usage"}}) {
     const Problem problem = problem_of([&] { parse_responses(R"({"input": "a", )" + more + "}"); });
     EXPECT_EQ(problem.param(), param) << more << problem.message();
     EXPECT_EQ(problem.status(), 400);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "src/model/generate/draft_length.h"
+#include "src/serve/answer/response.h"
 #include "src/serve/run/prompt_boundary.h"
 #include "tests/serve/serving.h"
 #include "tests/support/temp_directory.h"
@@ -488,6 +489,35 @@ TEST(ServeService, AChatIsAnsweredWholeOrRefused) {
             "");
   EXPECT_NE(refused(R"(],"chat_template_kwargs":{"enable_thinking":false})").find("does not use"),
             std::string::npos);
+}
+
+TEST(ServeService, AToolThatIsRequiredIsCalled) {
+  Service service(model(), ChatTemplate::load(TOPKV_SOURCE_DIR "/tests/fixtures/chat/qwen2.5"),
+                  options());
+  const AnswerRequest request = parse_chat(R"({"messages": [{"role": "user", "content": "Warm?"}],
+      "tools": [{"type": "function", "function": {"name": "weather", "parameters": {
+          "type": "object", "properties": {"day": {"$ref": "#/$defs/day"}}, "required": ["day"],
+          "$defs": {"day": {"enum": ["mon", "tue"]}}}}}],
+      "tool_choice": "required", "max_tokens": 200, "temperature": 0})");
+  Accepted accepted = [&] {
+    try {
+      return service.answer(request);
+    } catch (const Problem& problem) {
+      if (problem.message().find("not in this build") == std::string::npos) throw;
+      return Accepted{};
+    }
+  }();
+  if (!accepted.answer) GTEST_SKIP() << "without grammars";
+  std::vector<Event> events;
+  while (!accepted.answer->finished())
+    if (std::optional<Event> event = accepted.answer->next(10ms)) events.push_back(*event);
+  Responder responder(request, "id", 1, "needle", accepted.form, accepted.in_thought);
+  const auto choice = nlohmann::json::parse(responder.whole(events, {}))["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls") << choice;
+  const auto& call = choice["message"]["tool_calls"].at(0)["function"];
+  EXPECT_EQ(call["name"], "weather");
+  const auto arguments = nlohmann::json::parse(call["arguments"].get<std::string>());
+  EXPECT_TRUE(arguments["day"] == "mon" || arguments["day"] == "tue") << call;
 }
 
 TEST(ServeService, AChatContextTakesTheSystemMessageThatItWasReadWith) {

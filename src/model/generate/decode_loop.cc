@@ -85,6 +85,10 @@ void check_generation(const Model::Impl& model, const Session& session,
                     most_logprobs));
   }
   check_draft_model(model, session, options);
+  if (options.grammar && options.grammar->impl().of != &model) {
+    throw InvalidArgument(
+        "the grammar was made for another model; make one for the model that generates");
+  }
   for (const std::string& stop : options.stop) {
     if (!stop.empty() && valid_utf8_bytes(stop) == stop.size()) continue;
     throw InvalidArgument(
@@ -104,6 +108,7 @@ ActiveAnswer::ActiveAnswer(GenerationBatch::Id number, Session& of, std::span<co
       on_token(std::move(tell)),
       on_text(std::move(say)),
       sampler(with.sampling),
+      grammar(with.grammar ? with.grammar->impl().json->begin() : nullptr),
       reading(options.progress, "prompt", std::ssize(asked)),
       undo(of),
       searched_before(of.stats().search_seconds),
@@ -117,7 +122,7 @@ ActiveAnswer::ActiveAnswer(GenerationBatch::Id number, Session& of, std::span<co
 }
 
 void ActiveAnswer::choose(std::span<const float> logits) {
-  next = sampler.sample(logits);
+  next = sampler.sample(logits, grammar ? grammar->allowed() : std::span<const std::int32_t>());
   if (options.logprobs >= 0) next_logprobs = logprobs_of(logits, next, options.logprobs);
 }
 
@@ -132,6 +137,7 @@ bool ActiveAnswer::tell(std::span<const Token> end_tokens) {
   }
   answer.push_back(next);
   sampler.answer(next);
+  if (grammar) grammar->accept(next);
   stage = Stage::told;
   if (options.logprobs >= 0) {
     result.logprobs.push_back(std::move(next_logprobs));

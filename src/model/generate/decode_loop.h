@@ -14,6 +14,7 @@
 #include "src/model/generate/answer_text.h"
 #include "src/model/generate/draft_length.h"
 #include "src/model/generate/generate_parts.h"
+#include "src/model/generate/grammar_impl.h"
 #include "src/model/generate/progress_scope.h"
 #include "src/model/generate/sampler.h"
 #include "src/session/past_tokens.h"
@@ -45,7 +46,7 @@ struct ActiveAnswer {
   /// The draft whose first tokens the last step fed.
   const DraftTokens& fed() const { return feeds_guesses ? guessed : found; }
   /// Whether its next token is chosen from logits; else it is the likeliest.
-  bool from_logits() const { return sampler.needs_logits() || options.logprobs >= 0; }
+  bool from_logits() const { return sampler.needs_logits() || options.logprobs >= 0 || grammar; }
   /// Chooses what follows. REQUIRES: from_logits; they are finite.
   void choose(std::span<const float> logits);
   /// Reports the prompt's log-probabilities from number `first` on to the callback.
@@ -71,7 +72,8 @@ struct ActiveAnswer {
   TokenFn on_token;
   TextFn on_text;
   Sampler sampler;
-  std::optional<AnswerText> text;  // where it is asked for
+  std::unique_ptr<GrammarState> grammar;  // as far as the answer is told; null: any text
+  std::optional<AnswerText> text;         // where it is asked for
   ProgressScope reading;
   SessionRollback undo;
   double searched_before;

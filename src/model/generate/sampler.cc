@@ -91,17 +91,25 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
   return adjusted_;
 }
 
-std::span<const Sampler::Candidate> Sampler::candidates(std::span<const float> given) {
+std::span<const Sampler::Candidate> Sampler::candidates(std::span<const float> given,
+                                                        std::span<const std::int32_t> allowed) {
   const std::span<const float> logits = adjusted(given);
-  const auto best = std::max_element(logits.begin(), logits.end());
+  const auto may_be = [&](std::size_t token) {
+    return allowed.empty() ||
+           (static_cast<std::uint32_t>(allowed[token / 32]) >> (token % 32) & 1) != 0;
+  };
+  std::size_t best = logits.size();
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    if (may_be(i) && (best == logits.size() || logits[i] > logits[best])) best = i;
   candidates_.clear();
   if (options_.temperature == 0) {
-    candidates_.push_back({1, static_cast<Token>(best - logits.begin())});
+    candidates_.push_back({1, static_cast<Token>(best)});
     return candidates_;
   }
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    candidates_.push_back(
-        {std::exp((double{logits[i]} - *best) / options_.temperature), static_cast<Token>(i)});
+    if (!may_be(i)) continue;
+    candidates_.push_back({std::exp((double{logits[i]} - logits[best]) / options_.temperature),
+                           static_cast<Token>(i)});
   }
   const auto heavier = [](const Candidate& a, const Candidate& b) {
     return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
@@ -123,8 +131,8 @@ std::span<const Sampler::Candidate> Sampler::candidates(std::span<const float> g
   return candidates_;
 }
 
-Token Sampler::sample(std::span<const float> logits) {
-  const std::span<const Candidate> from = candidates(logits);
+Token Sampler::sample(std::span<const float> logits, std::span<const std::int32_t> allowed) {
+  const std::span<const Candidate> from = candidates(logits, allowed);
   if (options_.temperature == 0) return from[0].token;
   double held = 0;
   for (const Candidate& candidate : from) held += candidate.weight;

@@ -31,9 +31,12 @@ class Sampler {
   /// Has penalties count these as the prompt's. REQUIRES: within the vocabulary.
   void read(std::span<const Token> prompt, std::int64_t vocabulary);
   /// REQUIRES: the vocabulary's, if something was read; all tokens of logit_bias are in it.
-  Token sample(std::span<const float> logits);
+  /// allowed: bit t % 32 of word t / 32 says whether token t may be chosen, some may; empty: all
+  /// may.
+  Token sample(std::span<const float> logits, std::span<const std::int32_t> allowed = {});
   /// What sample would draw from, the likeliest first; greedy: one. Until the next call.
-  std::span<const Candidate> candidates(std::span<const float> logits);
+  std::span<const Candidate> candidates(std::span<const float> logits,
+                                        std::span<const std::int32_t> allowed = {});
   /// Has penalties count a token as the answer's. REQUIRES: something was read.
   void answer(Token token);
 

@@ -132,7 +132,7 @@ Tools tools_of(Fields& fields, const BodyJson& tools, const Ordered& ordered) {
     if (of_function.needed_text("name").empty())
       of_function.refuse("name", (*function)["name"], "some text");
     Ordered kept = ordered[i]["function"];
-    kept.erase("strict");  // which nothing here holds a model to
+    kept.erase("strict");  // tool_choice alone holds a call to its schema
     list.push_back({{"type", "function"}, {"function", std::move(kept)}});
   }
   return list;
@@ -224,16 +224,15 @@ void take_conversation(Fields& fields, std::string_view body, AnswerRequest& req
   }
   if (const std::optional<std::string> effort = fields.text("reasoning_effort"))
     seen["reasoning_effort"] = *effort;
-  fields.only("tool_choice", {"auto", "none"});
-  const BodyJson* choice = fields.find("tool_choice");
-  const bool no_tools = choice != nullptr && *choice == "none";
+  const ToolChoice choice = take_tool_choice(fields, false);
   if (tools != nullptr) {
     Tools list = tools_of(fields, *tools, (*ordered)["tools"]);
-    if (!list.empty() && !no_tools) {
+    if (!list.empty() && !choice.none) {
       seen["tools"] = list;
       request.tools = std::move(list);
     }
   }
+  if (choice.required) request.schema = schema_of_call(request.tools, choice);
   request.one_call = !fields.flag("parallel_tool_calls").value_or(true);
   if (!seen.empty()) request.variables = json_text(seen);
 }

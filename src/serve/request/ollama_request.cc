@@ -24,13 +24,13 @@ Thinking thinking_of(Fields& fields) {
 }
 
 /// The fields of both routes but the context and what is asked.
-void take_fields(Fields& fields, AnswerRequest& request) {
+void take_fields(Fields& fields, std::string_view body, AnswerRequest& request) {
   request.model = fields.needed_text("model");
   request.stream = fields.flag("stream").value_or(true);
   request.thinking = thinking_of(fields);
   take_ollama_options(fields, request.options);
   take_chat_logprobs(fields, request.options);
-  fields.only("format", {""});
+  request.schema = take_ollama_format(fields, body);
   const BodyJson* keep_alive = fields.find("keep_alive");
   if (keep_alive != nullptr && !keep_alive->is_number() && !keep_alive->is_string())
     fields.refuse("keep_alive", *keep_alive, "a number of seconds, or a text such as \"5m\"");
@@ -68,7 +68,7 @@ OllamaRequest parse_ollama_generate(std::string_view body, const InTemplateFn& i
   Fields fields(json);
   OllamaRequest request;
   AnswerRequest& answer = request.answer;
-  take_fields(fields, answer);
+  take_fields(fields, body, answer);
   answer.context = context_name(fields);
   std::string prompt = fields.text("prompt").value_or("");
   std::string system = fields.text("system").value_or("");
@@ -96,9 +96,10 @@ OllamaRequest parse_ollama_chat(std::string_view body) {
   Fields fields(json);
   OllamaRequest request;
   request.answer.chat = true;
-  take_fields(fields, request.answer);
+  take_fields(fields, body, request.answer);
   request.answer.context = fields.text("context").value_or("");
   take_ollama_conversation(fields, body, request.answer);
+  check_schema_beside_tools(request.answer.schema, request.answer.tools);
   fields.done();
   request.loads = request.answer.messages.empty();
   return request;

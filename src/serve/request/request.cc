@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "src/core/format/json_file.h"
 #include "src/serve/request/common_fields.h"
@@ -36,7 +37,10 @@ AnswerRequest parse_chat(std::string_view body) {
   }
   take_conversation(fields, body, request);
   take_chat_logprobs(fields, request.options);
-  fields.only("response_format", {BodyJson{{"type", "text"}}});
+  if (AnswerSchema schema = take_response_format(fields, body); !schema.text.empty()) {
+    check_schema_beside_tools(schema, request.tools);
+    request.schema = std::move(schema);
+  }
   fields.only("modalities", {BodyJson::array({"text"})});
   fields.done();
   return request;

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "src/serve/request/answer_schema.h"
 #include "src/serve/request/tool_calls.h"
 #include "topkv/chat_template.h"
 #include "topkv/generate.h"
@@ -78,6 +79,7 @@ struct AnswerRequest {
   std::string variables;         ///< of the chat template, JSON; tools among them
   Tools tools = Tools::array();  ///< that may be called
   bool one_call = false;         ///< calls behind the first are left out
+  AnswerSchema schema = {};
   Thinking thinking = Thinking::by_template;
   AnswerOptions options;
   bool stream = false;

@@ -60,7 +60,7 @@ Tools functions_of(Fields& fields, const nlohmann::ordered_json& ordered) {
     if (const auto description = tool.text("description")) function["description"] = *description;
     if (tool.find("parameters") != nullptr)
       function["parameters"] = ordered["tools"][i]["parameters"];
-    tool.find("strict");  // which nothing here holds a model to
+    tool.flag("strict");  // tool_choice alone holds a call to its schema
     tool.done();
     list.push_back({{"type", "function"}, {"function", std::move(function)}});
   }
@@ -68,12 +68,11 @@ Tools functions_of(Fields& fields, const nlohmann::ordered_json& ordered) {
 }
 
 void take_tools(Fields& fields, const nlohmann::ordered_json& ordered, ResponsesRequest& request) {
-  fields.only("tool_choice", {"auto", "none"});
-  const BodyJson* choice = fields.find("tool_choice");
-  const bool none = choice != nullptr && *choice == "none";
+  const ToolChoice choice = take_tool_choice(fields, true);
   const bool parallel = fields.flag("parallel_tool_calls").value_or(true);
   Tools list = functions_of(fields, ordered);
-  request.repeated["tool_choice"] = none ? "none" : "auto";
+  request.repeated["tool_choice"] = choice.none ? "none" : "auto";
+  if (choice.required) request.repeated["tool_choice"] = ordered["tool_choice"];
   request.repeated["parallel_tool_calls"] = parallel;
   request.repeated["tools"] = Tools::array();
   for (const Tools& tool : list) {
@@ -84,7 +83,8 @@ void take_tools(Fields& fields, const nlohmann::ordered_json& ordered, Responses
     request.repeated["tools"].push_back(std::move(flat));
   }
   request.answer.one_call = !parallel;
-  if (list.empty() || none) return;
+  if (choice.required) request.answer.schema = schema_of_call(list, choice);
+  if (list.empty() || choice.none) return;
   request.answer.variables = json_text({{"tools", list}});
   request.answer.tools = std::move(list);
 }
@@ -98,11 +98,16 @@ void take_stream(Fields& fields, AnswerRequest& request) {
   options.done();
 }
 
-void take_text(Fields& fields) {
+void take_text(Fields& fields, const nlohmann::ordered_json& ordered, ResponsesRequest& request) {
   const BodyJson* value = fields.find("text");
   if (value == nullptr) return;
   Fields text(*value, "text");
-  text.only("format", {BodyJson{{"type", "text"}}});
+  AnswerSchema schema = take_text_format(text, ordered["text"]);
+  if (!schema.text.empty()) {
+    check_schema_beside_tools(schema, request.answer.tools);
+    request.answer.schema = std::move(schema);
+    request.repeated["text"] = {{"format", ordered["text"]["format"]}};
+  }
   text.only("verbosity", {"medium"});
   text.done();
 }
@@ -139,7 +144,7 @@ ResponsesRequest parse_responses(std::string_view body) {
   if (instructions && !instructions->empty()) answer.messages.push_back({"system", *instructions});
   take_responses_input(fields, ordered, answer.messages);
   take_tools(fields, ordered, request);
-  take_text(fields);
+  take_text(fields, ordered, request);
   take_unsupported(fields);
   const auto repeat = [&](const char* key, nlohmann::ordered_json otherwise) {
     request.repeated[key] = fields.find(key) != nullptr ? ordered[key] : std::move(otherwise);

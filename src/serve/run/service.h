@@ -95,6 +95,8 @@ class Service {
   nlohmann::ordered_json ollama_entry(const std::string& name) const;
   /// The name of the context that a request is answered over; empty: none. Throws Problem.
   std::string context_of(const AnswerRequest& request) const;
+  /// Throws Problem for a schema that cannot be used.
+  std::shared_ptr<const Grammar> grammar_of(const AnswerSchema& schema) const;
   GenerateOptions options_of(const AnswerRequest& request, const ServedContext& context) const;
   std::vector<Token> tokens_of_chat(const AnswerRequest& request,
                                     const ServedContext& context) const;

@@ -12,6 +12,7 @@
 #include "src/serve/run/service.h"
 #include "src/serve/run/thinking.h"
 #include "topkv/error.h"
+#include "topkv/grammar.h"
 
 namespace topkv::serve {
 namespace {
@@ -114,7 +115,17 @@ GenerateOptions Service::options_of(const AnswerRequest& request,
   if (request.chat) options.spelled = form_.spelled(model_.tokenizer(), !request.tools.empty());
   options.logprobs = asked.logprobs.value_or(-1);
   if (request.echo) options.prompt_logprobs = options.logprobs;
+  if (!request.schema.text.empty()) options.grammar = grammar_of(request.schema);
   return options;
+}
+
+std::shared_ptr<const Grammar> Service::grammar_of(const AnswerSchema& schema) const {
+  try {
+    return Grammar::json_schema(model_, schema.text);
+  } catch (const Error& error) {
+    throw Problem(400, fmt::format("{}: {}", schema.field, printable(error.what())), schema.field,
+                  "invalid_json_schema");
+  }
 }
 
 std::vector<Token> Service::tokens_of_chat(const AnswerRequest& request,
@@ -256,9 +267,20 @@ Accepted Service::answer(const AnswerRequest& request) {
   if (std::string beyond = model_.config().beyond_reach(context->context->tokens() + longest);
       !beyond.empty())
     accepted.warning = "context, prompt and max_tokens together: " + beyond;
-  accepted.form = form_;
+  if (request.schema.text.empty())
+    accepted.form = form_;
+  else if (request.schema.calls)
+    accepted.form.calls = AnswerForm::Calls::object;
   if (request.chat)
     accepted.in_thought = form_.ends_in_thought(model_.tokenizer(), questions.front().prompt);
+  if (!request.schema.text.empty() && (form_.channels || accepted.in_thought))
+    throw Problem(
+        400,
+        fmt::format("{}: the model's chat template begins each answer with something else "
+                    "(thinking, or a channel), and an answer conforms from its first "
+                    "token on; use another model",
+                    request.schema.field),
+        request.schema.field, "unsupported_value");
   if (const std::string lost = left_out(request); !lost.empty())
     accepted.warning += (accepted.warning.empty() ? "" : "; ") + lost;
   accepted.answer = scheduler_.ask(std::move(questions));

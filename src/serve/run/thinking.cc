@@ -1,5 +1,7 @@
 #include "src/serve/run/thinking.h"
 
+#include <fmt/format.h>
+
 #include "src/core/format/ordered_json.h"
 #include "src/serve/request/json_text.h"
 #include "src/serve/request/problem.h"
@@ -31,8 +33,18 @@ const char* effort_of(Thinking thinking) {
 
 std::string variables_with_thinking(const AnswerRequest& request, const std::string& source,
                                     const AnswerForm& form) {
-  if (request.thinking == Thinking::by_template) return request.variables;
-  const bool off = request.thinking == Thinking::off;
+  const bool by_template = request.thinking == Thinking::by_template;
+  const char* const on_off = switch_of(source);
+  // An answer that conforms to a schema from its first token on has no place to think.
+  const bool conforms = !request.schema.text.empty();
+  if (by_template && !(conforms && on_off != nullptr)) return request.variables;
+  const bool off = by_template || request.thinking == Thinking::off;
+  if (conforms && !off)
+    throw Problem(400,
+                  fmt::format("{} with thinking: the answer conforms from its first token on, and "
+                              "thinks nothing before; leave one of them out",
+                              request.schema.field),
+                  request.schema.field, "unsupported_value");
   if (!form.channels && form.think.empty()) {
     if (off) return request.variables;
     throw Problem(400,
@@ -43,7 +55,6 @@ std::string variables_with_thinking(const AnswerRequest& request, const std::str
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
   if (!request.variables.empty()) variables = parse_ordered_json(request.variables, "variables");
   const char* const effort = effort_of(request.thinking);
-  const char* const on_off = switch_of(source);
   if (effort != nullptr && source.find("reasoning_effort") != source.npos)
     variables["reasoning_effort"] = effort;
   else if (on_off != nullptr)
