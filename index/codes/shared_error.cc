@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "index/common/scratch.h"
+#include "src/core/math/dot.h"
 #include "src/core/math/matrix_product.h"
 #include "src/core/math/vector_math.h"
 #include "src/core/threads/threads.h"

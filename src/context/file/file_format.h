@@ -69,8 +69,8 @@ struct Section {
 struct FileTable {
   /// Version 2 has layers without the rows of all tokens: layers that keep the rows of a sliding
   /// window, that attend the rows of another layer, or that have a recurrent state. Version 3 has
-  /// rows whose key is their value. Version 4 has a trained indexer. Version 5 has a tail of codes that
-  /// knows its shared error. An older topkv reads older versions alone.
+  /// rows whose key is their value. Version 4 has a trained indexer. Version 5 has a tail of codes
+  /// that knows its shared error. An older topkv reads older versions alone.
   static constexpr std::uint32_t newest_version = 5;
   static constexpr std::int64_t page = 4096;
   static constexpr std::int64_t block = std::int64_t{4} << 20;  // bytes that one checksum covers
