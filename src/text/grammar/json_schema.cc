@@ -21,7 +21,7 @@
 namespace topkv {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Keywords = std::span<const std::string_view>;
 
 // Limits, for the engine's time and memory grow with each of them, and nothing ends it.
@@ -109,7 +109,7 @@ bool has(Keywords keywords, std::string_view key) {
   return std::ranges::find(keywords, key) != keywords.end();
 }
 
-bool is_of_type(const Json& value, const std::string& type) {
+bool is_of_type(const OrderedJson& value, const std::string& type) {
   if (type == "null") return value.is_null();
   if (type == "boolean") return value.is_boolean();
   if (type == "string") return value.is_string();
@@ -157,7 +157,7 @@ std::int64_t repeats_of(const std::string& pattern) {
 
 class Check {
  public:
-  void schema(Json& json, const std::string& at) {
+  void schema(OrderedJson& json, const std::string& at) {
     if (json.is_boolean() && json == true) {
       schemas_.insert(at);
       return;
@@ -205,7 +205,7 @@ class Check {
   }
 
   /// Refuses what says more of a value than the keyword and those that may stand beside it.
-  static void only(const Json& json, const std::string& at, std::string_view keyword,
+  static void only(const OrderedJson& json, const std::string& at, std::string_view keyword,
                    Keywords others) {
     for (const auto& [key, value] : json.items()) {
       if (key == keyword || has(others, key)) continue;
@@ -219,23 +219,24 @@ class Check {
     }
   }
 
-  void all_of(Json& json, const std::string& key, const std::string& at) {
+  void all_of(OrderedJson& json, const std::string& key, const std::string& at) {
     if (!json.contains(key)) return;
     if (!json[key].is_object()) refuse(at, "has " + key + " that is no object", "one of schemas");
     for (auto& [name, of] : json[key].items())
       schema(of, fmt::format("{}/{}/{}", at, key, escaped(name)));
   }
 
-  static void values(const Json& json, const std::string& at) {
+  static void values(const OrderedJson& json, const std::string& at) {
     const char* const key = json.contains("const") ? "const" : "enum";
     only(json, at, key, beside_values);
-    const Json list = json.contains("const") ? Json::array({json["const"]}) : json["enum"];
+    const OrderedJson list =
+        json.contains("const") ? OrderedJson::array({json["const"]}) : json["enum"];
     if (!list.is_array() || list.empty() || list.size() > most_values)
       refuse(at, "has enum " + shown(list), fmt::format("a list of 1 to {} values", most_values));
     if (!json.contains("type")) return;
-    const Json& type = json["type"];
-    for (const Json& value : list) {
-      const auto fits = [&](const Json& one) {
+    const OrderedJson& type = json["type"];
+    for (const OrderedJson& value : list) {
+      const auto fits = [&](const OrderedJson& one) {
         return one.is_string() && is_of_type(value, one.get<std::string>());
       };
       if (type.is_array() ? std::ranges::any_of(type, fits) : fits(type)) continue;
@@ -244,7 +245,7 @@ class Check {
     }
   }
 
-  void choices(Json& json, const std::string& at) {
+  void choices(OrderedJson& json, const std::string& at) {
     const char* const key = json.contains("anyOf")   ? "anyOf"
                             : json.contains("oneOf") ? "oneOf"
                                                      : "allOf";
@@ -255,17 +256,17 @@ class Check {
       schema(json[key][i], fmt::format("{}/{}/{}", at, key, i));
   }
 
-  void typed(Json& json, const std::string& at) {
+  void typed(OrderedJson& json, const std::string& at) {
     only(json, at, "type", beside_type);
-    if (json.value("uniqueItems", Json(false)) != false)
+    if (json.value("uniqueItems", OrderedJson(false)) != false)
       refuse(at, "has uniqueItems", "none of it, which topkv does not hold answers to");
-    if (json.value("nullable", Json(false)) != false)
+    if (json.value("nullable", OrderedJson(false)) != false)
       refuse(at, "has nullable", "a list of types, such as [\"string\", \"null\"]");
     json.erase("uniqueItems");
     for (const char* const key :
          {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}) {
       if (!json.contains(key)) continue;
-      const Json& number = json[key];
+      const OrderedJson& number = json[key];
       const std::int64_t most =
           std::string_view(key).ends_with("Properties") ? most_members : most_repeats;
       if (!number.is_number_integer() || number < 0 || number > most)
@@ -284,7 +285,7 @@ class Check {
                fmt::format("at most {} in a schema", most_expressions));
     }
     if (json.contains("pattern")) {
-      const Json& pattern = json["pattern"];
+      const OrderedJson& pattern = json["pattern"];
       if (pattern.is_string() &&
           pattern.get_ref<const std::string&>().find_first_of("\"\t\n\r") != std::string::npos)
         refuse(at, "has pattern " + shown(pattern), "one without quotes and line ends");
@@ -310,20 +311,20 @@ class Check {
     // token.
     if (json.contains("format") && std::ranges::count(formats, json["format"]) == 0)
       json.erase("format");
-    const Json type = json["type"];
+    const OrderedJson type = json["type"];
     const auto may_be = [&](const char* name) {
-      return type == name || (type.is_array() && std::ranges::count(type, Json(name)) > 0);
+      return type == name || (type.is_array() && std::ranges::count(type, OrderedJson(name)) > 0);
     };
     if (may_be("object")) object(json, at);
     if (may_be("array")) array(json, at);
   }
 
-  void object(Json& json, const std::string& at) {
+  void object(OrderedJson& json, const std::string& at) {
     all_of(json, "properties", at);
     const bool named = json.contains("properties") && !json["properties"].empty();
     if (json.contains("required")) {
       if (!json["required"].is_array()) refuse(at, "has required that is no list", "one of names");
-      for (const Json& name : json["required"]) {
+      for (const OrderedJson& name : json["required"]) {
         if (name.is_string() && named && json["properties"].contains(name.get<std::string>()))
           continue;
         refuse(at, "requires " + shown(name), "names of its properties");
@@ -342,7 +343,7 @@ class Check {
       schema(json["additionalProperties"], at + "/additionalProperties");
   }
 
-  void array(Json& json, const std::string& at) {
+  void array(OrderedJson& json, const std::string& at) {
     if (json.contains("prefixItems")) {
       if (!json["prefixItems"].is_array())
         refuse(at, "has prefixItems that are no list", "schemas");
@@ -366,7 +367,7 @@ std::string checked_json_schema(std::string_view schema) {
     throw InvalidArgument(
         fmt::format("a JSON schema of {} bytes; expected at most {}", schema.size(), most_bytes));
   }
-  Json json;
+  OrderedJson json;
   try {
     json = parse_ordered_json(schema, "JSON schema");
   } catch (const FileError& error) {
@@ -375,7 +376,7 @@ std::string checked_json_schema(std::string_view schema) {
   Check check;
   check.schema(json, "#");
   check.references();
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace topkv
