@@ -37,6 +37,19 @@ holds 'ends with the first before \n' test "$(wc -l <cut)" -eq 1 -a "$(cat cut)"
 lines --stop '\\n' >cut
 holds 'and goes on where the text has a backslash' cmp whole cut
 
+# Answers of a JSON schema.
+echo '{"type": "object", "properties": {"day": {"type": "integer", "minimum": 1, "maximum": 31}}, "required": ["day"]}' >schema.json
+generate -n 40 --quiet --json-schema schema.json >out 2>err
+holds 'an answer conforms to its schema' python3 -c '
+import json
+answer = json.load(open("out"))
+assert list(answer) == ["day"] and 1 <= answer["day"] <= 31, answer'
+echo '{"type": "day"}' >schema.json
+generate -n 40 --json-schema schema.json >out 2>err
+holds 'a schema that is none is refused with its name' test $? -eq 1 -a ! -s out -a "$(grep -c '^topkv: error: schema.json: ' err)" -eq 1
+generate -n 40 --json-schema nowhere >out 2>err
+holds 'a schema that is not there, too' test $? -eq 1 -a ! -s out -a "$(grep -c '^topkv: error: nowhere: ' err)" -eq 1
+
 # Tokens that are drafted from the text change no answer.
 drafts() { lines -f long.txt "$@"; }
 python3 -c 'print("The sky is blue and the grass is green. The sun is over the hill by the sea. " * 20)' >long.txt

@@ -74,6 +74,7 @@ class Asking {
         loaded_(std::move(loaded)),
         chat_(std::move(chat)),
         drafts_(std::move(drafts)),
+        grammar_(answer_grammar(flags.answers, model)),
         progress_(progress) {}
 
   /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
@@ -161,6 +162,7 @@ class Asking {
     TokenLogprobs logprobs = {.chosen = {.token = -1}, .top = {}};
     GenerateOptions options = generate_options(flags_.answers, model_.config().sampling);
     options.draft_model = drafts_;
+    options.grammar = grammar_;
     if (options.sampling.repetition_penalty != 1) options.before = loaded_.origin.tokens;
     if (chat_) {
       const ChatAnswers answers(*chat_, model_.tokenizer());
@@ -229,6 +231,7 @@ class Asking {
   LoadedContext loaded_;
   std::optional<ChatTemplate> chat_;
   std::shared_ptr<const DraftModel> drafts_;
+  std::shared_ptr<const Grammar> grammar_;  // null: any text
   ProgressBar& progress_;
   std::int64_t answered_ = 0;  // prompts
 };

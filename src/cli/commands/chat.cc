@@ -64,6 +64,7 @@ class Chat {
         conversation_(std::move(conversation)),
         answers_(std::move(answers)),
         drafts_(std::move(drafts)),
+        grammar_(answer_grammar(flags.answers, model)),
         progress_(progress) {
     read(conversation_.before_questions());
   }
@@ -158,6 +159,7 @@ class Chat {
     GenerateOptions options = generate_options(flags_.answers, model_.config().sampling);
     options.max_tokens = most;
     options.draft_model = drafts_;
+    options.grammar = grammar_;
     options.progress = progress_.brief_callback("prompt");
     options.before.assign(asked.begin(), asked.end() - std::ssize(prompt));
     answers_.prepare(options);
@@ -221,6 +223,7 @@ class Chat {
   Conversation conversation_;
   ChatAnswers answers_;
   std::shared_ptr<const DraftModel> drafts_;
+  std::shared_ptr<const Grammar> grammar_;  // null: any text
   ProgressBar& progress_;
   std::optional<Session> session_;
   std::int64_t answered_ = 0;  // questions

@@ -278,6 +278,7 @@ int run_generate(GenerateFlags flags) {
       turn_attention(flags.prefill, flags.retrieval.sinks), flags.answers.drafts);
   GenerateOptions options = generate_options(flags.answers, model.config().sampling);
   options.draft_model = load_draft_model(flags.answers.drafts, model, progress);
+  options.grammar = answer_grammar(flags.answers, model);
   if (follows_model(flags.answers) && !model.config().sampling_warning.empty())
     progress.note(warning_line(model.config().sampling_warning));
   const Tokenizer& tokenizer = model.tokenizer();

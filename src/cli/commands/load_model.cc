@@ -7,7 +7,9 @@
 #include <mutex>
 
 #include "src/cli/commands/device_report.h"
+#include "src/core/io/files.h"
 #include "src/core/text/byte_text.h"
+#include "src/core/text/printable.h"
 #include "topkv/error.h"
 #include "topkv/memory_plan.h"
 
@@ -101,6 +103,16 @@ std::shared_ptr<const DraftModel> load_draft_model(const DraftFlags& flags, cons
   const auto model = std::make_shared<const Model>(
       Model::load(flags.model, of.device(), warnings_to(progress), {.length = options.window}));
   return std::make_shared<const DraftModel>(model, of, options);
+}
+
+std::shared_ptr<const Grammar> answer_grammar(const AnswerFlags& flags, const Model& model) {
+  if (flags.json_schema.empty()) return nullptr;
+  const std::string schema = read_file(flags.json_schema);
+  try {
+    return Grammar::json_schema(model, schema);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("{}: {}", printable(flags.json_schema), error.what()));
+  }
 }
 
 }  // namespace topkv::cli

@@ -1,12 +1,14 @@
-// Loads the model of a command, once it is known to fit.
+// Loads the model of a command, once it is known to fit, and what its answers follow.
 #pragma once
 
 #include <memory>
 #include <optional>
 
+#include "src/cli/flags/answer_flags.h"
 #include "src/cli/flags/options.h"
 #include "src/cli/terminal/progress_bar.h"
 #include "topkv/draft_model.h"
+#include "topkv/grammar.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
@@ -36,5 +38,10 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
 /// Throws what Model::load and DraftModel's constructor throw.
 std::shared_ptr<const DraftModel> load_draft_model(const DraftFlags& flags, const Model& of,
                                                    ProgressBar& progress);
+
+/// Returns the grammar of the file of --json-schema; null: there is none. The model outlives it.
+/// Throws FileError for a file that cannot be read, and InvalidArgument, with the file's name, for
+/// one that is no schema that topkv takes.
+std::shared_ptr<const Grammar> answer_grammar(const AnswerFlags& flags, const Model& model);
 
 }  // namespace topkv::cli

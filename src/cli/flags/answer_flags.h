@@ -21,6 +21,7 @@ struct AnswerFlags {
   double presence_penalty = 0;
   std::optional<std::int64_t> logprobs;  ///< not set: none
   std::vector<std::string> stop;
+  std::string json_schema;  ///< a file; empty: none
   DraftFlags drafts;
   bool quiet = false;
   bool json = false;
@@ -35,6 +36,7 @@ void visit_flags(AnswerFlags& flags, auto& visit) {
   visit("--presence-penalty", flags.presence_penalty);
   visit("--logprobs", flags.logprobs);
   visit("--stop", flags.stop);
+  visit("--json-schema", flags.json_schema);
   visit_flags(flags.drafts, visit);
   visit("--quiet", flags.quiet);
   visit("--json", flags.json);

@@ -146,7 +146,9 @@ FlagGroup answer_flags(const std::string& predict) {
             "subtract X once from the score of each generated token, -2 to 2", "0"),
        Flag("--stop", value::repeated(value::prose("a text")),
             "end an answer before this text or special token; repeat for several; \\n, \\t, \\r, "
-            "\\\\ as in C")});
+            "\\\\ as in C"),
+       Flag("--json-schema", value::file("a file with a JSON schema"),
+            "write JSON that conforms to the schema in FILE", "", "none")});
   const std::vector<Flag> drafts = draft_flags();
   flags.insert(flags.end() - 1, drafts.begin(), drafts.end());
   return group;
