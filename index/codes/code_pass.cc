@@ -125,7 +125,11 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
       tokens[t].listed->insert(tokens[t].listed->end(), piece.listed[t].begin(),
                                piece.listed[t].end());
     }
-    for (std::int64_t g = 0; tail != nullptr && g < group; ++g) {
+    if (tail == nullptr) continue;
+    const Scratch<std::vector<float>> shared;
+    shared->resize(static_cast<std::size_t>(group));
+    tail->shared_errors(tokens[t].queries, scale, *shared);
+    for (std::int64_t g = 0; g < group; ++g) {
       const std::size_t q = t * static_cast<std::size_t>(group) + static_cast<std::size_t>(g);
       CodeSums& all = work.pieces[0].sums[q];
       for (std::int64_t p = 1; p < pieces; ++p)
@@ -133,7 +137,7 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
       all.give(tail->coder(), work.estimates[q].correction(), parts.estimate.part(g),
                parts.noise[g]);
       if (*parts.estimate.part(g).lse != empty_lse)
-        parts.noise[g].values += tail->shared_error(tokens[t].queries + g * rows.dim(), scale);
+        parts.noise[g].values += (*shared)[static_cast<std::size_t>(g)];
     }
   }
 }

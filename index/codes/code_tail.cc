@@ -81,9 +81,9 @@ std::int64_t CodeTail::memory() const {
          shared_.memory();
 }
 
-float CodeTail::shared_error(const float* query, float scale) const {
+void CodeTail::shared_errors(const float* queries, float scale, std::span<float> squares) const {
   const double scales = static_cast<double>(index_.coder().axes().scale()) * coder_.axes().scale();
-  return shared_.squared(query, scale / scales);
+  shared_.squared(queries, scale / scales, squares);
 }
 
 /// sums: per query.
@@ -186,13 +186,15 @@ void CodeTail::attend_some(const QueryBlock& queries,
       if (all.size() > 0) sum_codes(pass, all, of_piece(sums, piece));
     }
   });
+  const Scratch<std::vector<float>> shared;
+  shared->resize(count);
+  shared_errors(queries.data, scale, *shared);
   for (std::size_t q = 0; q < count; ++q) {
     const auto at = static_cast<std::int64_t>(q);
     CodeSums& all = sums[q];
     for (std::int64_t piece = 1; piece < pieces; ++piece) all.add(of_piece(sums, piece)[q]);
     all.give(coder_, estimates[q].correction(), out.estimate.part(at), out.noise[q]);
-    if (*out.estimate.part(at).lse != empty_lse)
-      out.noise[q].values += shared_error(queries.query(at), scale);
+    if (*out.estimate.part(at).lse != empty_lse) out.noise[q].values += (*shared)[q];
     for (std::int64_t piece = 0; piece < pieces; ++piece)
       merge(out.exact.part(at), of_piece(rare, piece)[q].attended.view());
   }

@@ -42,11 +42,11 @@ class CodeTail final : public RowTail {
   const ValueCoder& coder() const { return coder_; }
   const std::uint8_t* codes() const { return codes_.data(); }
 
-  /// Returns whether shared_error() is known. It is not in tails of files of 0.1.0.
+  /// Returns whether shared errors are known. They are not in tails of files of 0.1.0.
   bool knows_shared_error() const { return shared_.known(); }
-  /// Returns the squared error of an estimate that the errors of many rows share (SharedError).
-  /// query: [dim]. scale: of scores.
-  float shared_error(const float* query, float scale) const;
+  /// Writes the squared error of each query's estimate that the errors of many rows share
+  /// (SharedError). queries: [squares.size(), dim]. scale: of scores.
+  void shared_errors(const float* queries, float scale, std::span<float> squares) const;
 
  private:
   struct Pass;

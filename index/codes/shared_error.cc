@@ -132,22 +132,26 @@ SharedError::SharedError(const CodesIndex& index, const ValueCoder& values, cons
     form_ = std::move(symmetric);
 }
 
-float SharedError::squared(const float* query, double unit) const {
-  if (!known()) return 0;
+void SharedError::squared(const float* queries, double unit, std::span<float> squares) const {
+  std::ranges::fill(squares, 0.0F);
+  if (!known()) return;
   const auto dim = static_cast<std::int64_t>(std::sqrt(static_cast<double>(form_.size())) + 0.5);
-  const Scratch<std::vector<float>> product;
-  product->resize(static_cast<std::size_t>(dim));
+  const Scratch<std::vector<float>> products;
+  products->resize(squares.size() * static_cast<std::size_t>(dim));
   const KeyView form{reinterpret_cast<const std::byte*>(form_.data()), DType::f32, dim, dim,
                      dim * 4};
-  dot_block(query, 1, form, product->data(), dim);
-  double sum = 0;
-  for (std::int64_t j = 0; j < dim; ++j) {
-    const auto at = static_cast<std::size_t>(j);
-    sum += static_cast<double>(query[at]) * (*product)[at];
+  dot_block(queries, std::ssize(squares), form, products->data(), dim);
+  const float* query = queries;
+  const float* product = products->data();
+  for (float& square : squares) {
+    double sum = 0;
+    for (std::int64_t j = 0; j < dim; ++j) sum += static_cast<double>(query[j]) * product[j];
+    sum *= unit * unit;
+    if (!(sum <= 0))  // else of noise alone
+      square = sum < largest_square ? static_cast<float>(sum) : largest_square;  // NaN, too
+    query += dim;
+    product += dim;
   }
-  const double square = unit * unit * sum;
-  if (square <= 0) return 0;                                                     // of noise alone
-  return square < largest_square ? static_cast<float>(square) : largest_square;  // NaN, too
 }
 
 void SharedError::fields(std::int64_t dim, Archive& archive) {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "index/codes/codes_index.h"
@@ -29,7 +30,7 @@ class SharedError {
   /// Of fewer rows the form is unknown.
   static constexpr std::int64_t least_rows = 8;
 
-  /// The form is unknown: squared() is 0.
+  /// The form is unknown: squares are 0.
   SharedError() = default;
 
   /// Measures C over a sample of the rows. index: codes of the rows' keys. values: the coder of the
@@ -43,9 +44,10 @@ class SharedError {
   /// Returns whether the form is known.
   bool known() const { return !form_.empty(); }
 
-  /// Returns the squared length of scale Cᵀ q, finite. query: [dim]. unit: the scale of scores,
-  /// divided by the scales of the keys' axes and of the values' axes (CodeAxes::scale).
-  float squared(const float* query, double unit) const;
+  /// Writes the squared length of scale Cᵀ q of each query, finite. queries: [squares.size(), dim].
+  /// unit: the scale of scores, divided by the scales of the keys' axes and of the values' axes
+  /// (CodeAxes::scale). The form is read once for all queries.
+  void squared(const float* queries, double unit, std::span<float> squares) const;
 
   /// Returns the bytes of the form.
   std::int64_t memory() const {

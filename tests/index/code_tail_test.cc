@@ -109,6 +109,12 @@ TEST(CodeTail, TakingRowsMovesThemOutAndNothingElse) {
   EXPECT_NEAR(parts / whole, 1.0, 1e-5);
 }
 
+float shared_error_of(const Coded& coded, const std::vector<float>& q, float scale) {
+  float square = -1;
+  coded.tail->shared_errors(q.data(), scale, {&square, 1});
+  return square;
+}
+
 /// Squared errors of a tail's estimates, each the sum over many queries.
 struct SquaredErrors {
   double actual = 0;       ///< against attention over the rows themselves, in float64
@@ -151,7 +157,7 @@ SquaredErrors squared_errors(const Coded& coded, unsigned queries, float query_s
     }
     const double told = static_cast<double>(noise.weights) * noise.spread + noise.values;
     out.told += told;
-    out.independent += told - coded.tail->shared_error(q.data(), scale);
+    out.independent += told - shared_error_of(coded, q, scale);
   }
   return out;
 }
@@ -179,11 +185,26 @@ TEST(CodeTail, SaysHowFarOffItIsWhereErrorsOfKeysGoWithTheValues) {
   }
 }
 
+TEST(CodeTail, SharedErrorsOfAGroupAreThoseOfEachQuery) {
+  const Coded coded(5000, 64, {8, 8}, 3, 4);
+  std::vector<float> group;
+  std::vector<float> each;
+  for (unsigned i = 0; i < 5; ++i) {
+    const auto q = reference::random_floats(64, 200 + i, 0.5F);
+    group.insert(group.end(), q.begin(), q.end());
+    each.push_back(shared_error_of(coded, {q.begin(), q.end()}, 0.125F));
+    EXPECT_GT(each.back(), 0);
+  }
+  std::vector<float> together(5);
+  coded.tail->shared_errors(group.data(), 0.125F, together);
+  EXPECT_EQ(together, each);
+}
+
 TEST(CodeTail, KnowsNoSharedErrorOfAFewRows) {
   const std::vector<float> q(16, 1.0F);
-  EXPECT_EQ(Coded(7, 16).tail->shared_error(q.data(), 1), 0);
+  EXPECT_EQ(shared_error_of(Coded(7, 16), q, 1), 0);
   // Products of such values are beyond float32.
-  EXPECT_TRUE(std::isfinite(Coded(1000, 16, {16, 0}, 1e30F).tail->shared_error(q.data(), 1)));
+  EXPECT_TRUE(std::isfinite(shared_error_of(Coded(1000, 16, {16, 0}, 1e30F), q, 1)));
 }
 
 TEST(CodeTail, NoRowsAndHugeRowsGiveNoNonsense) {
