@@ -210,7 +210,7 @@ TEST(RecurrentLayers, AreSavedAndLoadedWithTheirSnapshots) {
   for (const char* name : {"text.tkv", "turns.tkv"}) {
     verify_context(folder.path() / name);
     const ContextFileInfo info = context_file_info(folder.path() / name);
-    EXPECT_EQ(info.version, 2);
+    EXPECT_EQ(info.version, std::string_view(name) == "text.tkv" ? 5 : 2);  // 5: its tail of codes
     EXPECT_EQ(info.shape.state_size, hybrid().state_size);
     save_context(*load_context(folder.path() / name).context, folder.path() / "again.tkv");
     EXPECT_EQ(context_file_info(folder.path() / "again.tkv").file_bytes, info.file_bytes);
