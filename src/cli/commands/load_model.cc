@@ -111,7 +111,7 @@ std::shared_ptr<const Grammar> answer_grammar(const AnswerFlags& flags, const Mo
   try {
     return Grammar::json_schema(model, schema);
   } catch (const InvalidArgument& error) {
-    throw InvalidArgument(fmt::format("{}: {}", printable(flags.json_schema), error.what()));
+    throw FileError(fmt::format("{}: {}", printable(flags.json_schema), error.what()));
   }
 }
 

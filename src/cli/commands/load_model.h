@@ -40,8 +40,7 @@ std::shared_ptr<const DraftModel> load_draft_model(const DraftFlags& flags, cons
                                                    ProgressBar& progress);
 
 /// Returns the grammar of the file of --json-schema; null: there is none. The model outlives it.
-/// Throws FileError for a file that cannot be read, and InvalidArgument, with the file's name, for
-/// one that is no schema that topkv takes.
+/// Throws FileError for a file that cannot be read or is no schema that topkv takes.
 std::shared_ptr<const Grammar> answer_grammar(const AnswerFlags& flags, const Model& model);
 
 }  // namespace topkv::cli
