@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "src/core/format/json_file.h"
 #include "src/serve/request/json_text.h"
 #include "src/serve/request/messages.h"
@@ -13,8 +15,6 @@ namespace {
 using Ordered = nlohmann::ordered_json;
 
 constexpr const char* any_object = R"({"type": "object", "additionalProperties": true})";
-constexpr const char* kinds = "text, json_object or json_schema";
-
 /// What stands beside "schema" wherever that is.
 void take_notes(Fields& fields) {
   fields.text("name");
@@ -29,6 +29,16 @@ AnswerSchema schema_in(Fields& fields, const Ordered& ordered, const std::string
     throw Problem(400, fmt::format("{}: {}.schema is missing", request_body, field), field);
   if (!schema->is_object()) fields.refuse("schema", *schema, "an object");
   return {.text = json_text(ordered["schema"]), .field = field};
+}
+
+/// Takes the type of a format. Returns what it asks for by itself; empty: a schema follows.
+std::optional<AnswerSchema> take_type(Fields& format, const std::string& field) {
+  const std::string type = format.needed_text("type");
+  if (type == "json_schema") return {};
+  if (type != "text" && type != "json_object")
+    format.refuse("type", BodyJson(type), "text, json_object or json_schema");
+  format.done();
+  return type == "text" ? AnswerSchema{} : AnswerSchema{.text = any_object, .field = field};
 }
 
 /// References within a schema that is moved to a place of another one.
@@ -54,13 +64,7 @@ AnswerSchema take_response_format(Fields& fields, std::string_view body) {
   const BodyJson* value = fields.find("response_format");
   if (value == nullptr) return {};
   Fields format(*value, "response_format");
-  const std::string type = format.needed_text("type");
-  if (type == "text" || type == "json_object") {
-    format.done();
-    if (type == "text") return {};
-    return {.text = any_object, .field = "response_format"};
-  }
-  if (type != "json_schema") format.refuse("type", BodyJson(type), kinds);
+  if (const auto plain = take_type(format, "response_format")) return *plain;
   const std::string name = "response_format.json_schema";
   const BodyJson* of = format.find("json_schema");
   if (of == nullptr) throw Problem(400, fmt::format("{}: {} is missing", request_body, name), name);
@@ -76,13 +80,7 @@ AnswerSchema take_text_format(Fields& text, const Ordered& ordered) {
   const BodyJson* value = text.find("format");
   if (value == nullptr) return {};
   Fields format(*value, "text.format");
-  const std::string type = format.needed_text("type");
-  if (type == "text" || type == "json_object") {
-    format.done();
-    if (type == "text") return {};
-    return {.text = any_object, .field = "text.format"};
-  }
-  if (type != "json_schema") format.refuse("type", BodyJson(type), kinds);
+  if (const auto plain = take_type(format, "text.format")) return *plain;
   AnswerSchema schema = schema_in(format, ordered["format"], "text.format");
   take_notes(format);
   return schema;
