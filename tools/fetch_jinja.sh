@@ -11,15 +11,7 @@ folder=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-python=python3
-if ! python3 -m pip --version >/dev/null 2>&1; then  # Debian's python3 has pip in environments alone
-  python3 -m venv "$work/venv"
-  python=$work/venv/bin/python
-fi
-"$python" -m pip download --quiet --disable-pip-version-check --no-deps \
-  --no-binary=llama-cpp-python --dest "$work" "llama-cpp-python==$version"
-package=$(echo "$work"/llama_cpp_python-*.tar.gz)
-echo "$sha256  $package" | sha256sum --check --quiet -
+package=$("$(dirname "$0")/pypi_source.sh" llama-cpp-python "$version" "$sha256" "$work")
 
 mkdir "$work/unpacked"
 tar --extract --gzip --file="$package" --directory="$work/unpacked" --strip-components=3 \
