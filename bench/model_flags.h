@@ -22,7 +22,8 @@ inline std::int64_t number(const char* text) {
   throw topkv::InvalidArgument(fmt::format("'{}' is not a number from 1", text));
 }
 
-/// lengths: of texts, in tokens; those of the call, or `usual`.
+/// lengths: of texts, in tokens; those of the call, or `usual`. top: rows that each query head
+/// retrieves (RetrievalOptions::k), at least one number.
 struct ModelFlags {
   std::string directory;
   std::string device = "cpu";
@@ -33,6 +34,7 @@ struct ModelFlags {
   topkv::PrefillOptions prefill;
   std::optional<topkv::PrefillAttention> turns;  ///< RetrievalOptions::turns
   std::int64_t question = 64;                    ///< tokens of a turn
+  std::vector<std::int64_t> top;
   std::vector<std::int64_t> lengths;
 };
 
@@ -52,6 +54,8 @@ inline ModelFlags model_flags(int argc, char** argv, std::vector<std::int64_t> u
       flags.prefill.memory_budget = number(argv[++i]) << 30;
     } else if (is("--index")) {
       flags.index = argv[++i];
+    } else if (is("--topk")) {
+      flags.top.push_back(number(argv[++i]));
     } else if (is("--weights")) {
       flags.load.weights = topkv::parse_weight_format(argv[++i]);
     } else if (is("--kv-dtype")) {
@@ -69,6 +73,7 @@ inline ModelFlags model_flags(int argc, char** argv, std::vector<std::int64_t> u
     }
   }
   if (flags.directory.empty()) flags.directory = "models/needle-14m";
+  if (flags.top.empty()) flags.top = {64};
   if (flags.lengths.empty()) flags.lengths = std::move(usual);
   return flags;
 }

@@ -5,10 +5,11 @@
 // bandwidth.
 //
 //   rates_bench [--device SPEC] [--gpu-mem GIB] [--device-rows GIB] [--mem GIB] [--index SPEC]
-//               [--weights FORMAT] [--kv-dtype TYPE] [--prefill window|dense] [model directory
-//               [tokens…]]
+//               [--topk K]… [--weights FORMAT] [--kv-dtype TYPE] [--prefill window|dense]
+//               [model directory [tokens…]]
 //
-// The device is the host unless named. Weights may be random (tools/make_random_checkpoint.py).
+// The device is the host unless named. --topk may be repeated: each number has a row of its own.
+// Weights may be random (tools/make_random_checkpoint.py).
 #include <fmt/format.h>
 
 #include <fstream>
@@ -44,16 +45,16 @@ int main(int argc, char** argv) try {
       [&] { loaded = topkv::Model::load(flags.directory, device, {}, flags.load); });
   const topkv::Model& model = *loaded;
   const double bandwidth = bench::read_bandwidth();
-  fmt::print("{} on {}, streaming read {:.1f} GB/s, {} k = 64, window 1024\n", flags.directory,
+  fmt::print("{} on {}, streaming read {:.1f} GB/s, {}, window 1024\n", flags.directory,
              device.name(), bandwidth / 1e9, flags.index);
   fmt::print("weights {}: {:.2f} GiB, loaded in {:.1f} s; rows {}\n\n",
              topkv::name_of(flags.load.weights), static_cast<double>(plan.weights_bytes) / gib,
              loading, flags.prefill.kv_dtype.name());
-  fmt::print("{:>9} {:>14} {:>20} {:>8} {:>14} {:>13} {:>9} {:>25} {:>16} {:>10} {:>10}\n",
-             "tokens", "prefill tok/s", "matmul/attend/other", "index s", "first token s",
+  fmt::print("{:>9} {:>6} {:>14} {:>20} {:>8} {:>14} {:>13} {:>9} {:>25} {:>16} {:>10} {:>10}\n",
+             "tokens", "k", "prefill tok/s", "matmul/attend/other", "index s", "first token s",
              "decode tok/s", "ms/token", "search/attend/network ms", "of one key pass", "codes GiB",
              "rows GiB");
-  const topkv::RetrievalOptions options = {.index = flags.index, .device_rows = flags.device_rows};
+  topkv::RetrievalOptions options = {.index = flags.index, .device_rows = flags.device_rows};
   for (const std::int64_t length : flags.lengths) {
     const auto tokens = bench::any_tokens(length, model.config().vocab_size);
     topkv::ForwardTimes times;
@@ -62,40 +63,43 @@ int main(int argc, char** argv) try {
         bench::seconds_of([&] { context = model.prefill(tokens, flags.prefill, {}, &times); });
     const double indexing =
         bench::seconds_of([&] { context = context->ready_for(options, {}, device); });
-    constexpr std::int64_t decoded = 64;
-    std::optional<topkv::Session> opened;
-    const double first = bench::seconds_of([&] {
-      opened.emplace(context, options, device);
-      model.generate(*opened, std::vector<topkv::Token>{5}, {.max_tokens = 1});
-    });
-    topkv::Session& session = *opened;
-    model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = 2});
-    const double before = session.stats().search_seconds;
-    const topkv::GenerateResult result =
-        model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = decoded});
-    const double steps = static_cast<double>(1 + result.steps);  // the prompt is one step too
-    const double searched = (session.stats().search_seconds - before) / steps;
-    const topkv::AttentionShape& shape = model.config().attention;
-    const auto key_bytes =
-        static_cast<double>(length * shape.layers * shape.kv_heads *
-                            topkv::vector_bytes(flags.prefill.kv_dtype.keys, shape.head_dim));
-    fmt::print(
-        "{:>9} {:>14.0f} {:>20} {:>8.1f} {:>14.1f} {:>13.1f} {:>9.2f} {:>25} {:>16} {:>10.2f} "
-        "{:>10.2f}\n",
-        length, static_cast<double>(length) / prefill,
-        fmt::format("{:.0f}/{:.0f}/{:.0f} %", 100 * times.matmul / times.total(),
-                    100 * times.attention / times.total(), 100 * times.other / times.total()),
-        indexing, prefill + indexing + first,
-        static_cast<double>(result.steps) / result.decode_seconds,
-        1e3 * result.decode_seconds / static_cast<double>(result.steps),
-        fmt::format("{:.2f} / {:.2f} / {:.2f}", 1e3 * searched,
-                    1e3 * result.times.attention / steps,
-                    1e3 * (result.times.matmul + result.times.other) / steps),
-        flags.index == "exact" ? fmt::format("{:.0f}%", 100 * key_bytes / bandwidth / searched)
-                               : "-",
-        static_cast<double>(session.stats().device_index_bytes) / gib,
-        static_cast<double>(context->memory().rows_bytes) / gib);
-    std::fflush(stdout);
+    for (const std::int64_t k : flags.top) {
+      options.k = topkv::TopK::same(k);
+      constexpr std::int64_t decoded = 64;
+      std::optional<topkv::Session> opened;
+      const double first = bench::seconds_of([&] {
+        opened.emplace(context, options, device);
+        model.generate(*opened, std::vector<topkv::Token>{5}, {.max_tokens = 1});
+      });
+      topkv::Session& session = *opened;
+      model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = 2});
+      const double before = session.stats().search_seconds;
+      const topkv::GenerateResult result =
+          model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = decoded});
+      const double steps = static_cast<double>(1 + result.steps);  // the prompt is one step too
+      const double searched = (session.stats().search_seconds - before) / steps;
+      const topkv::AttentionShape& shape = model.config().attention;
+      const auto key_bytes =
+          static_cast<double>(length * shape.layers * shape.kv_heads *
+                              topkv::vector_bytes(flags.prefill.kv_dtype.keys, shape.head_dim));
+      fmt::print(
+          "{:>9} {:>6} {:>14.0f} {:>20} {:>8.1f} {:>14.1f} {:>13.1f} {:>9.2f} {:>25} {:>16} "
+          "{:>10.2f} {:>10.2f}\n",
+          length, k, static_cast<double>(length) / prefill,
+          fmt::format("{:.0f}/{:.0f}/{:.0f} %", 100 * times.matmul / times.total(),
+                      100 * times.attention / times.total(), 100 * times.other / times.total()),
+          indexing, prefill + indexing + first,
+          static_cast<double>(result.steps) / result.decode_seconds,
+          1e3 * result.decode_seconds / static_cast<double>(result.steps),
+          fmt::format("{:.2f} / {:.2f} / {:.2f}", 1e3 * searched,
+                      1e3 * result.times.attention / steps,
+                      1e3 * (result.times.matmul + result.times.other) / steps),
+          flags.index == "exact" ? fmt::format("{:.0f}%", 100 * key_bytes / bandwidth / searched)
+                                 : "-",
+          static_cast<double>(session.stats().device_index_bytes) / gib,
+          static_cast<double>(context->memory().rows_bytes) / gib);
+      std::fflush(stdout);
+    }
   }
   if (device.is_cuda()) {
     const topkv::DeviceMemory memory = device.memory();
