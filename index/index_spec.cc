@@ -171,7 +171,7 @@ void register_index(std::string_view name, IndexRegistration registration) {
 IndexSpec IndexSpec::default_for(std::int64_t dim) {
   if (dim < 1)
     throw InvalidArgument(fmt::format("keys of {} dims; they must have at least 1", dim));
-  return IndexSpec(dim < 128 ? "codes:k=32,v=8" : "codes:k=16,v=8");
+  return IndexSpec(dim <= 256 ? "codes:k=32,v=8" : "codes:k=16,v=8");
 }
 
 }  // namespace topkv

@@ -69,10 +69,10 @@ class IndexSpec {
   explicit IndexSpec(std::string_view text);
 
   /// Returns the index that the command and topkv.hf use when none is named, for keys of `dim`
-  /// elements. Below 128 dims it is codes:k=32,v=8, else codes:k=16,v=8.
+  /// elements. Up to 256 dims it is codes:k=32,v=8, else codes:k=16,v=8.
   ///
-  /// Codes of this size kept attention near dense attention where that was measured
-  /// (docs/measurements/evaluation.md). A context has the index after Context::with_index. Throws
+  /// Codes of this size, with 128 rows of each query head, kept attention near dense attention where
+  /// that was measured (docs/measurements/models.md). A context has the index after Context::with_index. Throws
   /// InvalidArgument when dim is below 1.
   static IndexSpec default_for(std::int64_t dim);
 

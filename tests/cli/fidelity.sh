@@ -28,7 +28,7 @@ fidelity --kv-index hnsw --kv-tail none --json --csv b.csv --svg a.svg
 holds 'a picture of nothing is an error' [ $? -eq 1 ]
 holds 'that names the file and says why' grep -q '^topkv: error: a.svg: not written: .*bytes' stderr
 holds 'the old one stays' cmp a.svg kept.svg
-holds 'what was measured is printed' grep -q '^{"setting":"hnsw:M=16,efc=100,ef=0, top 256, tail none"' stdout
+holds 'what was measured is printed' grep -q '^{"setting":"hnsw:M=16,efc=100,ef=0, top 128, tail none"' stdout
 holds 'and written' [ "$(wc -l <b.csv)" -eq 2 ]
 
 holds 'the mean is a tail' fidelity --kv-index exact --kv-index codes --kv-tail mean --json

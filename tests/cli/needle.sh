@@ -12,7 +12,7 @@ needle() { "$topkv" needle -m "$model" -c 2K --depths 3 -n 12 -o out "$@" >stdou
 holds 'a grid runs to its end' needle
 holds 'every cell is a line of cells.jsonl' [ "$(wc -l <out/cells.jsonl)" -eq 3 ]
 holds 'the model finds all needles of 2K' grep -q '^score .* 3 of 3 found' stdout
-holds 'there is a configuration' grep -q '"kv_topk": "64"' out/run.json
+holds 'there is a configuration' grep -q '"kv_topk": "128"' out/run.json
 holds 'there is a summary' grep -q '^2048,[0-9]*,"codes:k=32,v=8",3,3,1.0000,' out/summary.csv
 holds 'there is a picture' grep -q '</svg>' out/heatmap.svg
 holds 'there is a page with the picture' grep -q '</svg>' out/report.html
@@ -71,7 +71,7 @@ holds 'lengths can count as RULER does' sh -c '
 
 needle --kv-topk 32
 holds 'another configuration is refused' [ $? -eq 1 ]
-holds 'and the difference named' grep -q 'kv_topk "64" there, "32" here' stderr
+holds 'and the difference named' grep -q 'kv_topk "128" there, "32" here' stderr
 holds 'unless started over' needle --kv-topk 32 --fresh
 
 holds 'text is generated' \

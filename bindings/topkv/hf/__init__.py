@@ -1,11 +1,11 @@
 """topkv inside Hugging Face transformers.
 
-    cache = topkv.hf.TopkCache(model.config, k=256)
+    cache = topkv.hf.TopkCache(model.config, k=128)
     model.generate(**inputs, past_key_values=cache, prefill_chunk_size=8192)
 
 or, once for all calls::
 
-    topkv.hf.install(model, k=256)
+    topkv.hf.install(model, k=128)
     model.generate(**inputs)
 
 Needs torch and transformers 5.17 or newer. TopkCache says which models it serves.

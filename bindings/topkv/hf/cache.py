@@ -106,7 +106,7 @@ class TopkCache(CacheCalls):
         *,
         index: str | None = None,
         tail: str = "",
-        k: int | str | list[int] = 256,
+        k: int | str | list[int] = 128,
         mass: float | None = None,
         error: float | None = None,
         guarantee: tuple[float, float] | None = None,

@@ -201,7 +201,7 @@ def saved_options(options: Options) -> dict[str, Any]:
 _CHOSEN_ROWS = {
     "index": "exact",  # which is never built
     "tail": "",
-    "k": 256,
+    "k": 128,
     "mass": None,
     "error": None,
     "guarantee": None,

@@ -35,8 +35,9 @@ void check_indices(const Device& device, const AttentionShape& shape,
       fmt::format("GPU memory for the codes, or other key summaries, and rows of {} tokens",
                   tokens),
       bytes, memory.ceiling - memory.used,
-      "raise --gpu-mem, use fewer tokens, search on the host (--kv-host-search), or use --kv-index "
-      "exact, which has none; topkv plan shows what fits");
+      "raise --gpu-mem, use fewer tokens, use smaller codes such as --kv-index codes:k=16,v=8, "
+      "search on the host (--kv-host-search), or use --kv-index exact, which has none; topkv plan "
+      "shows what fits");
 }
 
 std::string warning_line(const std::string& warning) {

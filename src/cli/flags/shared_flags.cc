@@ -163,7 +163,7 @@ FlagGroup shown_flags() {
            Flag("--quiet", {}, "print no figures and no progress")}};
 }
 
-FlagGroup retrieval_flags(const std::string& k) {
+FlagGroup retrieval_flags() {
   return {
       "retrieval",
       {Flag("--kv-index",
@@ -171,14 +171,14 @@ FlagGroup retrieval_flags(const std::string& k) {
                         {"codes", "exact", "ivf", "hnsw", "faiss:IVF,SQ8", "faiss:HNSW32", "quest",
                          "sparq", "squeezed", "retroinfer", "lowrank", "h2o", "tova", "none"}),
             "find rows with codes, exact, ivf, hnsw, quest, faiss:IVF,SQ8, …", "",
-            "codes:k=16,v=8; k=32 below 128 dims a head"),
+            "codes:k=32,v=8; k=16 above 256 dims a head"),
        if_given(Flag("--kv-tail",
                      value::text("none, mean, or an index with codes of values, such as codes",
                                  "SPEC", {"none", "mean", "codes", "pages", "sample"}),
                      "estimate attention to all other rows: none, mean, codes", "",
                      "the index's own, if any")),
        Flag("--kv-topk", value::text("rows per layer such as 64 or uniform:512", "K"),
-            "retrieve K rows per layer and query head: 64, uniform:512, linear:512 or a list", k),
+            "retrieve K rows per layer and query head: 64, uniform:512, linear:512 or a list", "128"),
        if_given(Flag("--kv-mass", value::or_word(value::real(0, 0.999999, true), "none"),
                      "with a tail: retrieve fewer rows if they hold this share of attention",
                      "none")),
@@ -246,7 +246,7 @@ FlagGroup compared(FlagGroup group, std::initializer_list<const char*> names) {
 
 const Flag& shared_flag(std::string_view name) {
   static const std::vector<FlagGroup> groups = {with_indexer(model_flags()), answer_flags(""),
-                                                retrieval_flags("64"), prefill_flags("auto")};
+                                                retrieval_flags(), prefill_flags("auto")};
   return *find_flag(groups, name);
 }
 

@@ -39,7 +39,7 @@ FlagGroup sampling_flags(const std::string& predict, const std::string& otherwis
 FlagGroup answer_flags(const std::string& predict);
 /// How such answers are shown.
 FlagGroup shown_flags();
-FlagGroup retrieval_flags(const std::string& k);
+FlagGroup retrieval_flags();
 /// mode: the default.
 FlagGroup prefill_flags(const std::string& mode);
 

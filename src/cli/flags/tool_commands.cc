@@ -7,7 +7,7 @@ namespace topkv::cli {
 namespace {
 
 FlagGroup compared_settings() {
-  return compared(retrieval_flags("256"), {"--kv-index", "--kv-tail", "--kv-topk", "--kv-mass",
+  return compared(retrieval_flags(), {"--kv-index", "--kv-tail", "--kv-topk", "--kv-mass",
                                            "--kv-error", "--kv-guarantee"});
 }
 
@@ -157,7 +157,7 @@ CommandHelp perplexity_command() {
 }
 
 CommandHelp eval_command() {
-  FlagGroup retrieval = retrieval_flags("");
+  FlagGroup retrieval = retrieval_flags();
   retrieval.title += ", unless a method sets it";
   retrieval.flags.erase(retrieval.flags.begin(),
                         std::ranges::find(retrieval.flags, "--kv-select", &Flag::names));
@@ -186,7 +186,7 @@ CommandHelp eval_command() {
               "such as exact, INDEX+TAIL, METHOD@window=N,dense=N,…",
               "dense;codes"),
          Flag("--budgets", value::text("numbers of rows such as 64,256", "LIST"),
-              "retrieve these numbers of rows per query head", "64,256"),
+              "retrieve these numbers of rows per query head", "128"),
          Flag("--samples", value::count(1, 1'000'000), "ask N samples of each task and length", "",
               "20; all questions of qa"),
          shared_flag("--seed"),
@@ -209,7 +209,7 @@ CommandHelp eval_command() {
 }
 
 CommandHelp bench_command() {
-  FlagGroup retrieval = compared(retrieval_flags("64"), {"--kv-index", "--kv-topk"});
+  FlagGroup retrieval = compared(retrieval_flags(), {"--kv-index", "--kv-topk"});
   retrieval.title = "decode: one token at a time, for each index with each k";
   retrieval.flags.insert(retrieval.flags.end(),
                          {Flag("--sessions", value::repeated(value::count()),
