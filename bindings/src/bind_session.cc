@@ -188,10 +188,10 @@ void bind_session(py::module_& module) {
                     "The sum of the shares of attention in exactly attended rows.")
       .def_readonly(
           "error", &TailFigures::error,
-          "The sum of the expected |out - dense| / |dense|. On the host, it has the errors "
-          "of key codes that are correlated with the values. A scan on a CUDA device "
-          "leaves them out, and the true error may be several times as large: once 0.132 "
-          "beside 0.031.")
+          "The sum of the expected |out - dense| / |dense|. It has the independent errors of "
+          "codes, "
+          "and the errors of key codes that are correlated with the values. A tail from a context "
+          "file of 0.1.0 lacks the second part. The true error may be larger.")
       .def_property_readonly(
           "mean_exact_mass",
           [](const TailFigures& of) { return of_some(of.heads, of.mean_exact_mass()); },

@@ -60,11 +60,20 @@ struct QueryPlan {
   float reference;  // weights are relative to 2^reference
 };
 
-/// Sums over a part of a query head's sample, of keys below the threshold: of weights by codes, of
-/// weights corrected for the codes' errors, of the squares of these, and of those times the
-/// variance that the errors give them. And the number of keys in the part.
+/// What is known of the errors of one head's codes.
+struct HeadErrors {
+  float value_variance, value_error_variance;  // HeadCodes'
+  double shared_unit;
+};
+
+/// A part of what is known of the errors of a query head's tail. Sums over a part of the sample, of
+/// keys below the threshold: of weights by codes, of the squares of weights corrected for the
+/// codes' errors, of those times the variance that the errors give them; and the number of keys in
+/// the part. For each form of the query the sum of corrected weights, and a part of the squared
+/// shared error (SharedError), which is not of the sample.
 struct CorrectionSums {
-  float plain, corrected, squares, noise, sampled;
+  float plain, squares, noise, sampled;
+  float corrected[query_forms], shared[query_forms];
 };
 
 /// One token's part in a scan. Its memory is device memory; `found` is page-locked host memory.
@@ -90,7 +99,8 @@ struct CodeScan {
   const __nv_bfloat16* rare = nullptr;  // [kv_heads][2 (keys, values)][rare_slots][head_dim]
   const int* rare_keys = nullptr;    // [kv_heads][rare_slots]: position less number among rare rows
   const int* rare_before = nullptr;  // [kv_heads][unit_slots + 1]: rare rows below position 64 i
-  const float2* variances = nullptr;  // [kv_heads]: variance of a value, and of its code's error
+  const HeadErrors* errors = nullptr;   // [kv_heads]
+  const float* shared_forms = nullptr;  // [kv_heads][dims][dims]: HeadCodes::shared_form, or zeros
   std::int64_t rare_slots = 0, unit_slots = 0;
   int key_bytes = 0;    // 16, 32, 64
   int value_bytes = 0;  // 0, 8, 16, 32
@@ -102,7 +112,7 @@ struct CodeScan {
   int lists = 1;       // lists of a KV head; rows are spread over them
   int capacity = 0;    // rows that a list can hold
   int splits = 0;      // thread blocks of a head step
-  bool tail = false;   // whether the tail is estimated
+  bool tail = false;   // whether the tail is estimated; there are bytes of values then
   bool early = false;  // whether a kernel may begin before the one before it ends
   int tokens = 1;
   int forms = 1;

@@ -16,6 +16,7 @@ constexpr int parts = D > many_dims ? 2 : 4;  // threads of a dim, and of an axi
 template <int D>
 constexpr int threads = parts<D>* D;
 constexpr int errors_entries = 128;
+constexpr int correction_fields = sizeof(CorrectionSums) / sizeof(float);
 
 /// log of the normal distribution at z.
 __device__ __forceinline__ float log_normal(float z) {
@@ -57,6 +58,59 @@ __device__ float error_deviation(const CodeScan& scan, int form, int head_step, 
          sqrtf(block_sum<threads<D>>(thread % parts<D> == 0 ? dot * dot : 0.0F, shared));
 }
 
+/// A thread's part of the squared shared error (SharedError) of a query, which the threads of
+/// scan_correction_parts blocks have together. It has some elements of the form, four side by side,
+/// all of the same columns.
+template <int D>
+class SharedErrorPart {
+ public:
+  /// Asks for the first elements.
+  __device__ __forceinline__ SharedErrorPart(const CodeScan& scan, int head, int part)
+      : unit_(scan.scale * scan.errors[head].shared_unit),
+        column_(4 * (static_cast<int>(threadIdx.x) % row_threads)),
+        row_(part * (D / scan_correction_parts) + static_cast<int>(threadIdx.x) / row_threads),
+        from_(scan.shared_forms + (static_cast<std::int64_t>(head) * D + row_) * D + column_) {
+    load(0);
+  }
+
+  __device__ __forceinline__ float of(const float* query, int head_dim) {
+    float4 q{};  // (queries are aligned to elements only)
+    if (column_ < head_dim)
+      q = {query[column_], query[column_ + 1], query[column_ + 2], query[column_ + 3]};
+    double sum = 0;  // queries of huge keys are tiny
+#pragma unroll
+    for (int first = 0; first < vectors; first += at_once) {
+      if (first > 0) load(first);
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int row = row_ + (first + i) * rows;
+        const float4 x = loaded_[i];
+        const float product = x.x * q.x + x.y * q.y + x.z * q.z + x.w * q.w;
+        if (row < head_dim) sum += static_cast<double>(query[row]) * product;
+      }
+    }
+    return static_cast<float>(sum * unit_ * unit_);
+  }
+
+ private:
+  static constexpr int row_threads = D / 4;
+  static constexpr int rows = threads<D> / row_threads;  // that a block has at once
+  static constexpr int vectors = D / (scan_correction_parts * rows);
+  static constexpr int at_once = vectors < 4 ? vectors : 4;
+  static_assert(threads<D> % row_threads == 0 && vectors * rows * scan_correction_parts == D &&
+                vectors % at_once == 0);
+
+  __device__ __forceinline__ void load(int first) {
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) loaded_[i] = load4(from_ + (first + i) * rows * D);
+  }
+
+  double unit_;
+  int column_, row_;
+  const float* from_;
+  float4 loaded_[at_once];
+};
+
 /// The samples of a head step that come before the rows of a form: a block. The last forms meet the
 /// first rows.
 template <int D>
@@ -82,38 +136,52 @@ __device__ void arrive_tail(const CodeScan& scan, int number) {
   for (int part = 0; part < scan_correction_parts; ++part) {
     const CorrectionSums* of = scan.corrections + number * scan_correction_parts + part;
     all.plain += __ldcg(&of->plain);
-    all.corrected += __ldcg(&of->corrected);
     all.squares += __ldcg(&of->squares);
     all.noise += __ldcg(&of->noise);
     all.sampled += __ldcg(&of->sampled);
+#pragma unroll
+    for (int form = 0; form < query_forms; ++form) {
+      all.corrected[form] += __ldcg(&of->corrected[form]);
+      all.shared[form] += __ldcg(&of->shared[form]);
+    }
   }
+  float corrected = 0;
+#pragma unroll
+  for (const float of_form : all.corrected) corrected += of_form;
   const float2 mass = __ldcg(scan.tail_masses + number);
   const int head_step = number / scan.group;
   const int head = head_step % scan.kv_heads;
   const ScanRange range = scan.range[head_step];
   const ScanToken& token = scan.token[head_step / scan.kv_heads];
   const int row = head * scan.group + number % scan.group;  // among the token's heads
-  const float add = all.plain > 0 ? logf(all.corrected / all.plain) : 0.0F;
+  const float add = all.plain > 0 ? logf(corrected / all.plain) : 0.0F;
   token.parts.estimate.lse[row] =
       mass.x > 0 ? (log2f(mass.x) - scan_bias_log2 + mass.y) / log2_of_e + add : -INFINITY;
   // A sum of squares grows as the number of keys, the square of their sum as its square.
   const auto keys = static_cast<float>(range.end - range.begin);
-  const float of_all =
-      all.corrected > 0 ? all.sampled / keys / (all.corrected * all.corrected) : 0.0F;
-  const float2 variance = scan.variances[head];
-  token.parts.noise[row] = {all.noise * of_all, all.squares * of_all * variance.y, variance.x};
+  const float of_all = corrected > 0 ? all.sampled / keys / (corrected * corrected) : 0.0F;
+  // Forms have their shares of the tail. Their errors are taken as independent (joined).
+  float shared = 0;
+#pragma unroll
+  for (int form = 0; form < query_forms; ++form) {
+    const float share = corrected > 0 ? all.corrected[form] / corrected : 0.0F;
+    shared += share * share * shared_square(all.shared[form]);
+  }
+  const HeadErrors errors = scan.errors[head];
+  token.parts.noise[row] = {all.noise * of_all,
+                            all.squares * of_all * errors.value_error_variance + shared,
+                            errors.value_variance};
 }
 
 /// What the codes' errors add to the mass of keys below the threshold, on average over a part of
-/// the sample, for one query head: a block. It reads nothing of the pass, and what it reads was
-/// there before that began: it begins where the pass leaves room.
+/// the sample, and a part of the shared error, for one query head: a block. It reads nothing of the
+/// pass, and what it reads was there before that began: it begins where the pass leaves room.
 template <int D>
 __device__ void correct_part(const CodeScan& scan, int number, int part) {
   constexpr int warps = threads<D> / warp;
-  constexpr int fields = sizeof(CorrectionSums) / sizeof(float);
   __shared__ float shared[warp];
   __shared__ float errors[errors_entries];  // means of exp(error), by the distance to the threshold
-  __shared__ float sums_of[warps][fields];
+  __shared__ CorrectionSums sums_of[warps];
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
   const int head_step = number / scan.group;
@@ -124,18 +192,24 @@ __device__ void correct_part(const CodeScan& scan, int number, int part) {
   const float threshold = __ldcg(&scan.plans[place].reference) - scan_threshold_log2;
   const float* from = scan.scores + static_cast<std::int64_t>(place) * most_sampled;
   constexpr int of_part = most_sampled / scan_correction_parts;
-  float sums[fields] = {};
-  auto& [plain, corrected, squares, noise, sampled] = sums;
+  CorrectionSums& mine = sums_of[thread / warp];  // of this thread's warp; lane 0 writes it
+  if (lane == 0) mine = {};
+  float plain = 0, squares = 0, noise = 0, sampled = 0;
   int form_end = most_sampled;
 #pragma unroll 1
   for (int form = 0; form < scan.forms && any; ++form) {
+    SharedErrorPart<D> shared_error(scan, head_step % scan.kv_heads, part);
     const bool last = form + 1 == scan.forms;
     const int form_begin = last ? 0 : unit_keys * samples_before<D>(scan, form, head_step, shared);
     const int begin = max(form_begin, of_part * part);
     const int end = min(form_end, of_part * (part + 1));
     form_end = form_begin;
-    if (begin >= end) continue;
-    const float s = error_deviation<D>(scan, form, head_step, g, shared);
+    const bool has_samples = begin < end;
+    const float s = has_samples ? error_deviation<D>(scan, form, head_step, g, shared) : 0.0F;
+    const float square =
+        warp_sum(shared_error.of(query_of(scan, form, head_step, g), scan.head_dim));
+    if (lane == 0) mine.shared[form] = square;
+    if (!has_samples) continue;
     const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
     if (thread < errors_entries) {
       errors[thread] =
@@ -143,7 +217,8 @@ __device__ void correct_part(const CodeScan& scan, int number, int part) {
     }
     __syncthreads();
     const float per_step = 1 / step;
-    float mine = 0;              // squares of this form
+    float corrected = 0;         // of this form
+    float form_squares = 0;      // likewise
     constexpr int at_once = 16;  // loads on their way
 #pragma unroll 1
     for (int first = begin; first < end; first += at_once * threads<D>) {
@@ -164,26 +239,35 @@ __device__ void correct_part(const CodeScan& scan, int number, int part) {
         plain += weight;
         const float mass = weight * (errors[entry] + beyond * (errors[entry + 1] - errors[entry]));
         corrected += mass;
-        mine += mass * mass;
+        form_squares += mass * mass;
       }
     }
-    squares += mine;
-    noise += mine * expm1f(fminf(s * s, largest_tail_variance));
+    squares += form_squares;
+    noise += form_squares * expm1f(fminf(s * s, largest_tail_variance));
+    corrected = warp_sum(corrected);
+    if (lane == 0) mine.corrected[form] = corrected;
     __syncthreads();  // all have read the errors
   }
-#pragma unroll
-  for (int i = 0; i < fields; ++i) {
-    sums[i] = warp_sum(sums[i]);
-    if (lane == 0) sums_of[thread / warp][i] = sums[i];
+  plain = warp_sum(plain);
+  squares = warp_sum(squares);
+  noise = warp_sum(noise);
+  sampled = warp_sum(sampled);
+  if (lane == 0) {
+    mine.plain = plain;
+    mine.squares = squares;
+    mine.noise = noise;
+    mine.sampled = sampled;
   }
   __syncthreads();
   if (thread >= warp) return;
+  auto* to = reinterpret_cast<float*>(scan.corrections + number * scan_correction_parts + part);
+  const auto* of_warp = reinterpret_cast<const float*>(sums_of + lane);
 #pragma unroll
-  for (int i = 0; i < fields; ++i) sums[i] = warp_sum(lane < warps ? sums_of[lane][i] : 0.0F);
-  if (lane > 0) return;
-  scan.corrections[number * scan_correction_parts + part] = {plain, corrected, squares, noise,
-                                                             sampled};
-  arrive_tail(scan, number);
+  for (int i = 0; i < correction_fields; ++i) {
+    const float sum = warp_sum(lane < warps ? of_warp[i] : 0.0F);
+    if (lane == 0) to[i] = sum;
+  }
+  if (lane == 0) arrive_tail(scan, number);
 }
 
 /// What the pass summed up for a query head: a block, `parts` threads to a dim.

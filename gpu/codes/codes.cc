@@ -46,6 +46,12 @@ HeadTables tables_of(const AttentionShape& shape) {
   return {code_dims(static_cast<int>(shape.head_dim))};
 }
 
+/// Of the form of a head's shared errors.
+std::int64_t shared_form_floats(const AttentionShape& shape) {
+  const std::int64_t dims = tables_of(shape).dims;
+  return dims * dims;
+}
+
 /// A head's codes as the host lays them out: of its keys, and of its values behind them.
 struct StagedBytes {
   std::int64_t keys, values;
@@ -65,7 +71,7 @@ struct StagedBytes {
 /// Where everything lies.
 struct CudaCodes::Layout {
   struct Layer {
-    std::int64_t units, tables, rare, rare_keys, rare_before, variances;
+    std::int64_t units, tables, rare, rare_keys, rare_before, errors, shared_forms;
   };
   int key_bytes, value_bytes;
   std::int64_t head_bytes, rare_slots, unit_slots;
@@ -94,7 +100,9 @@ struct CudaCodes::Layout {
       layer.rare = pieces.place(n * 2 * rare_slots * shape.head_dim * bytes_of(DType::bf16));
       layer.rare_keys = pieces.place(n * rare_slots * std::int64_t{sizeof(int)});
       layer.rare_before = pieces.place(n * (unit_slots + 1) * std::int64_t{sizeof(int)});
-      layer.variances = pieces.place(n * 2 * f32);
+      layer.errors = pieces.place(n * std::int64_t{sizeof(HeadErrors)});
+      const std::int64_t forms = value_bytes > 0 ? n : 0;  // else there is no tail
+      layer.shared_forms = pieces.place(forms * shared_form_floats(shape) * f32);
       layers.push_back(layer);
     }
     const std::int64_t head_steps = scan_tokens * heads;
@@ -215,24 +223,31 @@ void CudaCodes::place(CudaDevice& device, const LongWork& work, std::int64_t lay
     const HeadTables table = tables_of(shape_);
     const std::int64_t floats = table.floats(layout.key_bytes);
     std::vector<float> tables(static_cast<std::size_t>(floats), 0.0F);
-    const auto fill = [&](const std::vector<float>& from, int offset, const auto& row_of) {
+    const auto same = [](std::int64_t row) { return row; };
+    const auto fill = [&](std::vector<float>& rows, std::span<const float> from, int offset,
+                          const auto& row_of) {
       for (std::int64_t i = 0; i < std::ssize(from); ++i) {
-        tables[static_cast<std::size_t>(offset + row_of(i / shape_.head_dim) * table.dims +
-                                        i % shape_.head_dim)] = from[static_cast<std::size_t>(i)];
+        rows[static_cast<std::size_t>(offset + row_of(i / shape_.head_dim) * table.dims +
+                                      i % shape_.head_dim)] = from[static_cast<std::size_t>(i)];
       }
     };
-    const auto same = [](std::int64_t row) { return row; };
-    fill(head.slots, table.slots, [&](std::int64_t slot) {
+    fill(tables, head.slots, table.slots, [&](std::int64_t slot) {
       return slot / head.key_bytes * layout.key_bytes + slot % head.key_bytes;
     });
-    fill(head.middle, table.middle, same);
-    fill(head.errors, table.errors, same);
-    fill(head.value_axes, table.values, same);
-    fill(head.value_base, table.base, same);
+    fill(tables, head.middle, table.middle, same);
+    fill(tables, head.errors, table.errors, same);
+    fill(tables, head.value_axes, table.values, same);
+    fill(tables, head.value_base, table.base, same);
     copy(tables, to.tables + h * floats * bytes_of(DType::f32));
 
-    const std::vector<float> variances{head.value_variance, head.value_error_variance};
-    copy(variances, to.variances + h * 2 * bytes_of(DType::f32));
+    const std::vector<HeadErrors> errors{
+        {head.value_variance, head.value_error_variance, head.shared_unit}};
+    copy(errors, to.errors + h * std::int64_t{sizeof(HeadErrors)});
+    if (layout.value_bytes > 0) {
+      std::vector<float> form(static_cast<std::size_t>(shared_form_floats(shape_)), 0.0F);
+      fill(form, head.shared_form, 0, same);
+      copy(form, to.shared_forms + h * std::ssize(form) * bytes_of(DType::f32));
+    }
 
     std::vector<int> rare_keys(static_cast<std::size_t>(layout.rare_slots),
                                std::numeric_limits<int>::max());
@@ -287,7 +302,8 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.rare_before = at<int>(from.rare_before);
   scan.rare_slots = layout.rare_slots;
   scan.unit_slots = layout.unit_slots;
-  scan.variances = at<float2>(from.variances);
+  scan.errors = at<HeadErrors>(from.errors);
+  scan.shared_forms = at<float>(from.shared_forms);
   scan.early = early_;
   scan.coefficients = at<std::uint8_t>(layout.coefficients);
   scan.scales = at<QueryScale>(layout.scales);

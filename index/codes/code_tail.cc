@@ -81,9 +81,12 @@ std::int64_t CodeTail::memory() const {
          shared_.memory();
 }
 
+double CodeTail::shared_unit() const {
+  return 1 / (static_cast<double>(index_.coder().axes().scale()) * coder_.axes().scale());
+}
+
 void CodeTail::shared_errors(const float* queries, float scale, std::span<float> squares) const {
-  const double scales = static_cast<double>(index_.coder().axes().scale()) * coder_.axes().scale();
-  shared_.squared(queries, scale / scales, squares);
+  shared_.squared(queries, scale * shared_unit(), squares);
 }
 
 /// sums: per query.

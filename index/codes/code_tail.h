@@ -44,6 +44,10 @@ class CodeTail final : public RowTail {
 
   /// Returns whether shared errors are known. They are not in tails of files of 0.1.0.
   bool knows_shared_error() const { return shared_.known(); }
+  /// Returns SharedError::form.
+  std::span<const float> shared_form() const { return shared_.form(); }
+  /// Returns the factor that makes the unit of SharedError::squared of the scale of scores.
+  double shared_unit() const;
   /// Writes the squared error of each query's estimate that the errors of many rows share
   /// (SharedError). queries: [squares.size(), dim]. scale: of scores.
   void shared_errors(const float* queries, float scale, std::span<float> squares) const;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "index/common/scratch.h"
+#include "index/common/tail_noise.h"
 #include "src/core/math/dot.h"
 #include "src/core/math/matrix_product.h"
 #include "src/core/math/vector_math.h"
@@ -16,7 +17,6 @@ namespace {
 
 constexpr std::int64_t most_rows = 32768;  // that C is measured over
 constexpr std::int64_t pieces = 8;         // of these rows, for threads and for the two halves
-constexpr float largest_square = 1e30F;    // sums of it, times shares, stay finite
 
 /// The sum of k vᵀ - k̂ v̂ᵀ over some rows, which are not rare.
 struct PieceSum {
@@ -133,8 +133,10 @@ SharedError::SharedError(const CodesIndex& index, const ValueCoder& values, cons
 }
 
 void SharedError::squared(const float* queries, double unit, std::span<float> squares) const {
-  std::ranges::fill(squares, 0.0F);
-  if (!known()) return;
+  if (!known()) {
+    std::ranges::fill(squares, 0.0F);
+    return;
+  }
   const auto dim = static_cast<std::int64_t>(std::sqrt(static_cast<double>(form_.size())) + 0.5);
   const Scratch<std::vector<float>> products;
   products->resize(squares.size() * static_cast<std::size_t>(dim));
@@ -146,9 +148,7 @@ void SharedError::squared(const float* queries, double unit, std::span<float> sq
   for (float& square : squares) {
     double sum = 0;
     for (std::int64_t j = 0; j < dim; ++j) sum += static_cast<double>(query[j]) * product[j];
-    sum *= unit * unit;
-    if (!(sum <= 0))  // else of noise alone
-      square = sum < largest_square ? static_cast<float>(sum) : largest_square;  // NaN, too
+    square = shared_square(sum * unit * unit);
     query += dim;
     product += dim;
   }

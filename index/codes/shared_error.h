@@ -44,6 +44,10 @@ class SharedError {
   /// Returns whether the form is known.
   bool known() const { return !form_.empty(); }
 
+  /// Returns the matrix of the form: [dim, dim], symmetric except for rounding, for queries times
+  /// the unit of squared(). Empty: the form is unknown.
+  std::span<const float> form() const { return form_; }
+
   /// Writes the squared length of scale Cᵀ q of each query, finite. queries: [squares.size(), dim].
   /// unit: the scale of scores, divided by the scales of the keys' axes and of the values' axes
   /// (CodeAxes::scale). The form is read once for all queries.

@@ -10,6 +10,16 @@ namespace topkv {
 /// Of a score's error: what is larger is taken for this, so that exp of it is finite.
 inline constexpr float largest_tail_variance = 60;
 
+/// The largest squared shared error (SharedError): sums of such squares, times shares, stay finite.
+inline constexpr float largest_shared_square = 1e30F;
+
+/// Returns a squared shared error. form: its quadratic form, which noise may make negative, and
+/// which may be beyond float32 or NaN.
+constexpr float shared_square(double form) {
+  if (form <= 0) return 0;
+  return form < largest_shared_square ? static_cast<float>(form) : largest_shared_square;
+}
+
 /// What is known of an estimate's error, for one query. Its weights p, of sum 1, are off by factors
 /// exp(e), and values by their own errors, all independent: what is off in the end is a sum of
 /// small parts. Tails of codes add the error that their rows share (SharedError) to `values`.

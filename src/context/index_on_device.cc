@@ -116,6 +116,8 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
   head.value_bits = values.bits();
   head.value_variance = values.variance();
   head.value_error_variance = values.error_variance();
+  head.shared_form = tail->shared_form();
+  head.shared_unit = tail->shared_unit();
   head.value_axes.resize(size(values.bits()));
   head.value_base.resize(size(1));
   values.linear(head.value_axes.data(), head.value_base.data());

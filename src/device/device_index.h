@@ -31,6 +31,8 @@ struct HeadCodes {
   std::vector<float> slots, middle, errors;   ///< KeyCoder::linear
   std::vector<float> value_axes, value_base;  ///< ValueCoder::linear
   float value_variance = 0, value_error_variance = 0;  ///< ValueCoder's
+  std::span<const float> shared_form;                  ///< CodeTail::shared_form; empty: unknown
+  double shared_unit = 0;                              ///< CodeTail::shared_unit
 };
 
 /// A device's copy of an index, in all layers. ComputeDevice::keep_codes or keep_selection makes

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,15 +47,37 @@ std::vector<float> vectors(std::int64_t count, std::int64_t dim, unsigned seed) 
   return reference::some_vectors(count, dim, seed, 2.0F, 40);
 }
 
+struct Vectors {
+  std::vector<float> keys, values;
+};
+
+/// Vectors whose values have a part of the keys that short codes lose: keys vary less in the second
+/// half of their dims, and the first half of a value has four times this half of its key.
+Vectors correlated_vectors(std::int64_t count, std::int64_t dim, unsigned seed) {
+  Vectors out{reference::random_floats(count * dim, seed, 3),
+              reference::random_floats(count * dim, seed + 1, 1)};
+  for (std::int64_t i = 0; i < count * dim; ++i) {
+    if (i % dim < dim / 2) continue;
+    const auto at = static_cast<std::size_t>(i);
+    out.keys[at] *= 0.8F;
+    out.values[at - static_cast<std::size_t>(dim / 2)] += 4 * out.keys[at];
+  }
+  return out;
+}
+
 /// One KV head's rows, their codes, and what these stand for.
 struct Head {
-  /// rare_count: -1: those that the index has.
   Head(std::int64_t count, std::int64_t dim, CodesParams bytes, unsigned seed,
        std::int64_t rare_count = -1)
+      : Head({vectors(count, dim, seed), vectors(count, dim, seed + 1)}, dim, bytes, rare_count) {}
+
+  /// rare_count: -1: those that the index has.
+  Head(const Vectors& vectors, std::int64_t dim, CodesParams bytes, std::int64_t rare_count = -1)
       : dim(dim),
-        keys(to_bf16_bits(vectors(count, dim, seed))),
-        values(to_bf16_bits(vectors(count, dim, seed + 1))),
+        keys(to_bf16_bits(vectors.keys)),
+        values(to_bf16_bits(vectors.values)),
         index(bytes) {
+    const std::int64_t count = std::ssize(keys) / dim;
     rows = {{reinterpret_cast<const std::byte*>(keys.data()), DType::bf16, count, dim, dim * 2},
             {reinterpret_cast<const std::byte*>(values.data()), DType::bf16, count, dim, dim * 2}};
     index.add(rows.keys, {});
@@ -79,6 +102,7 @@ struct Head {
   HeadCodes codes() const {
     HeadCodes of = codes_of(index, tail.get(), rows);
     of.rare = rare;
+    if (!knows_shared_error) of.shared_form = {};
     return of;
   }
   double score(const float* q, std::int64_t row) const {
@@ -95,6 +119,7 @@ struct Head {
   RowsView rows;
   std::vector<std::int64_t> rare;
   std::vector<float> decoded_keys, decoded_values;
+  bool knows_shared_error = true;  // false: it is of a file of an early version
 };
 
 struct Case {
@@ -227,9 +252,15 @@ struct Scanner {
     return run_together({{q, allowed}}, wanted, tail, capacity, lists).front();
   }
 
+  /// A form of a token's query, for the rows before `end`.
+  struct Earlier {
+    std::vector<float> q;
+    std::int64_t end;
+  };
   struct Asked {
     std::vector<float> q;  // of a token
     PositionRange allowed;
+    std::vector<Earlier> earlier = {};  // ends descend
   };
   /// One scan for all of them.
   std::vector<Scanned> run_together(const std::vector<Asked>& asked, std::int64_t wanted, bool tail,
@@ -242,9 +273,15 @@ struct Scanner {
     scan.tail = tail;
     std::vector<std::unique_ptr<Memory>> memory;
     for (const Asked& token : asked) {
-      memory.push_back(std::make_unique<Memory>(shape, token.q, lists * (1 + capacity)));
-      for (std::int64_t h = 0; h < shape.kv_heads; ++h)
+      memory.push_back(std::make_unique<Memory>(shape, token, lists * (1 + capacity)));
+      scan.forms = 1 + static_cast<int>(token.earlier.size());
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
         scan.range[scan.head_steps() + h] = codes->range(0, h, token.allowed);
+        for (std::size_t form = 0; form < token.earlier.size(); ++form) {
+          const auto of = codes->range(0, h, {token.earlier[form].end, token.allowed.end});
+          scan.border[form][h] = {of.begin, of.rare_begin};
+        }
+      }
       scan.token[scan.tokens++] = memory.back()->token();
     }
     scan.splits = codes->splits(scan.tokens);
@@ -258,26 +295,33 @@ struct Scanner {
 
   /// What a scan reads and writes of one token.
   struct Memory {
-    DeviceArray<float> query;
+    std::vector<std::unique_ptr<DeviceArray<float>>> queries;  // of each form
     DeviceArray<int> found;
     DeviceArray<float> rare, rare_lse, estimate, estimate_lse;
     DeviceArray<TailNoise> noise;
 
-    Memory(const AttentionShape& shape, const std::vector<float>& q, std::int64_t lists)
-        : query(q, 1),  // aligned to elements only
-          found(shape.kv_heads * lists),
+    Memory(const AttentionShape& shape, const Asked& asked, std::int64_t lists)
+        : found(shape.kv_heads * lists),
           rare(shape.q_heads * shape.head_dim),
           rare_lse(shape.q_heads),
           estimate(shape.q_heads * shape.head_dim),
           estimate_lse(shape.q_heads),
-          noise(shape.q_heads) {}
+          noise(shape.q_heads) {
+      const auto add = [&](const std::vector<float>& q) {
+        queries.push_back(std::make_unique<DeviceArray<float>>(q, 1));  // aligned to elements only
+      };
+      add(asked.q);
+      for (const Earlier& form : asked.earlier) add(form.q);
+    }
 
     gpu::ScanToken token() const {
-      return {.query = {query.data()},
-              .parts = {{estimate.data(), estimate_lse.data()},
-                        {rare.data(), rare_lse.data()},
-                        noise.data()},
-              .found = found.data()};
+      gpu::ScanToken of{.parts = {{estimate.data(), estimate_lse.data()},
+                                  {rare.data(), rare_lse.data()},
+                                  noise.data()},
+                        .found = found.data()};
+      for (std::size_t form = 0; form < queries.size(); ++form)
+        of.query[form] = queries[form]->data();
+      return of;
     }
 
     Scanned read(const AttentionShape& shape, bool tail, std::int64_t capacity) const {
@@ -324,6 +368,61 @@ double deviation(const Head& head, const AttentionShape& shape, const float* que
 double mean_error(double s, double x) {
   if (s < 1e-6) return 0;
   return s * s / 2 + std::log(normal_cdf(x / s - s) / normal_cdf(x / s));
+}
+
+/// The squared error that rows share, by the host's form of it.
+double shared_error(const Head& head, const AttentionShape& shape, const float* query) {
+  const std::span<const float> form = head.tail->shared_form();
+  const auto dim = static_cast<std::size_t>(head.dim);
+  double sum = 0;
+  for (std::size_t i = 0; i < form.size(); ++i)
+    sum += static_cast<double>(query[i / dim]) * form[i] * query[i % dim];
+  const double unit = shape.softmax_scale() * head.tail->shared_unit();
+  return head.knows_shared_error ? std::max(0.0, sum * unit * unit) : 0;
+}
+
+/// The same by the rows and what codes stand for: the square of how far off their covariance with
+/// the scores is.
+double lost_covariance(const Head& head, const AttentionShape& shape, const float* query) {
+  const auto dim = static_cast<std::size_t>(head.dim);
+  struct Sums {
+    explicit Sums(std::size_t dim) : products(dim), values(dim) {}
+    double scores = 0;
+    std::vector<double> products, values;
+  };
+  Sums rows(dim);
+  Sums codes(dim);
+  double count = 0;
+  for (std::int64_t row = 0; row < head.rows.count(); ++row) {
+    if (head.is_rare(row)) continue;
+    ++count;
+    double score = 0;
+    for (std::size_t j = 0; j < dim; ++j)
+      score += static_cast<double>(query[j]) *
+               test::bf16_at(head.rows.key(row), static_cast<std::int64_t>(j));
+    const auto add = [&](Sums& to, double of_row, const auto& value) {
+      to.scores += of_row;
+      for (std::size_t j = 0; j < dim; ++j) {
+        to.products[j] += of_row * value(j);
+        to.values[j] += value(j);
+      }
+    };
+    add(rows, score, [&](std::size_t j) -> double {
+      return test::bf16_at(head.rows.value(row), static_cast<std::int64_t>(j));
+    });
+    add(codes, head.score(query, row), [&](std::size_t j) -> double {
+      return head.decoded_values[static_cast<std::size_t>(row) * dim + j];
+    });
+  }
+  double square = 0;
+  for (std::size_t j = 0; j < dim; ++j) {
+    const auto covariance = [&](const Sums& of) {
+      return of.products[j] / count - of.scores / count * (of.values[j] / count);
+    };
+    const double lost = covariance(rows) - covariance(codes);
+    square += lost * lost;
+  }
+  return square * shape.softmax_scale() * shape.softmax_scale();
 }
 
 TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
@@ -423,7 +522,9 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
           } else {
             EXPECT_EQ(noise.weights, 0) << "head " << at;
           }
-          EXPECT_NEAR(noise.values / (squares * values.error_variance()), 1, 0.1) << "head " << at;
+          const double shared = shared_error(head, shape, query);
+          EXPECT_NEAR(noise.values / (squares * values.error_variance() + shared), 1, 0.1)
+              << "head " << at;
         }
         EXPECT_EQ(noise.spread, values.variance());
         for (std::size_t i = 0; i < coded.size(); ++i) {
@@ -468,6 +569,119 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CodeScans, testing::ValuesIn(cases()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+/// What TailNoise::values is made of.
+struct ValueErrors {
+  double independent = 0;
+  double shared = 0;  // by the host's form
+  double lost = 0;    // by lost_covariance
+};
+
+/// In float64, for query head `at` of a token. No more keys than a sample has are allowed.
+ValueErrors value_errors(const Head& head, const AttentionShape& shape, const Scanner::Asked& token,
+                         std::int64_t at, std::int64_t wanted) {
+  const std::size_t forms = 1 + token.earlier.size();
+  const auto query = [&](std::size_t form) {
+    return (form == 0 ? token.q : token.earlier[form - 1].q).data() + at * shape.head_dim;
+  };
+  std::vector<std::pair<double, std::size_t>> scores;  // and the form of the query
+  for (std::int64_t row = token.allowed.begin; row < token.allowed.end; ++row) {
+    if (head.is_rare(row)) continue;
+    std::size_t form = 0;
+    while (form + 1 < forms && row < token.earlier[form].end) ++form;
+    scores.emplace_back(shape.softmax_scale() * head.score(query(form), row), form);
+  }
+  std::ranges::sort(scores, std::greater<>());
+  const auto below = std::span(scores).subspan(static_cast<std::size_t>(wanted));
+  const double threshold = (below.data()[-1].first + below[0].first) / 2;
+  double squares = 0;
+  std::vector<double> masses(forms);
+  std::vector<double> deviations;
+  for (std::size_t form = 0; form < forms; ++form)
+    deviations.push_back(deviation(head, shape, query(form)));
+  for (const auto& [score, form] : below) {
+    const double weight =
+        std::exp(score - threshold + mean_error(deviations[form], threshold - score));
+    squares += weight * weight;
+    masses[form] += weight;
+  }
+  const double mass = std::accumulate(masses.begin(), masses.end(), 0.0);
+  ValueErrors out{squares / (mass * mass) * head.tail->coder().error_variance()};
+  for (std::size_t form = 0; form < forms; ++form) {
+    const double share = masses[form] / mass;
+    out.shared += share * share * shared_error(head, shape, query(form));
+    out.lost += share * share * lost_covariance(head, shape, query(form));
+  }
+  return out;
+}
+
+struct SharedCase {
+  std::int64_t count, dim;
+  CodesParams bytes;
+  int forms = 1;
+  int tokens = 1;
+  int power = 0;  // of two: of keys, its inverse of queries, and half of it of values
+  bool known = true;
+};
+
+/// Errors of keys that go with the values are most of the error.
+TEST(CodeScan, TellsTheErrorThatRowsShare) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  constexpr std::int64_t kv_heads = 2;
+  constexpr std::int64_t group = 3;
+  constexpr std::int64_t wanted = 40;
+  for (const SharedCase& c :
+       {SharedCase{24000, 64, {8, 8}}, SharedCase{24000, 128, {8, 4}},
+        SharedCase{24000, 64, {8, 8}, 1, 3}, SharedCase{24000, 64, {8, 8}, 2},
+        SharedCase{24000, 128, {8, 4}, 3}, SharedCase{24000, 64, {8, 8}, 1, 1, 60},
+        SharedCase{24000, 64, {8, 8}, 1, 1, -60}, SharedCase{24000, 64, {8, 8}, 1, 1, 0, false},
+        SharedCase{24000, 80, {8, 4}}, SharedCase{16000, 256, {8, 4}},
+        SharedCase{16000, 256, {8, 4}, 3}, SharedCase{12000, 512, {8, 8}}}) {
+    SCOPED_TRACE(std::to_string(c.dim) + " dims, forms " + std::to_string(c.forms) + ", tokens " +
+                 std::to_string(c.tokens) + ", power " + std::to_string(c.power));
+    const AttentionShape shape{.layers = 1,
+                               .q_heads = kv_heads * group,
+                               .kv_heads = kv_heads,
+                               .head_dim = c.dim,
+                               .chunk_len = c.forms > 1 ? 4096 : 0};
+    std::vector<std::unique_ptr<Head>> heads;
+    for (unsigned h = 0; h < kv_heads; ++h) {
+      Vectors rows = correlated_vectors(c.count, c.dim, 10 * h + 1);
+      for (float& x : rows.keys) x = std::ldexp(x, c.power);
+      for (float& x : rows.values) x = std::ldexp(x, c.power / 2);
+      heads.push_back(std::make_unique<Head>(rows, c.dim, c.bytes));
+      heads.back()->knows_shared_error = c.known;
+    }
+    const auto queries = [&](int seed) {
+      auto q = reference::random_floats(shape.q_heads * c.dim, static_cast<unsigned>(seed),
+                                        0.3F + 0.1F * static_cast<float>(seed % 3));
+      for (float& x : q) x = std::ldexp(x, -c.power);
+      return q;
+    };
+    std::vector<Scanner::Asked> asked;
+    for (int i = 0; i < c.tokens; ++i) {
+      Scanner::Asked& token = asked.emplace_back();
+      token = {queries(7 + i), {4, c.count - 700 * i}};
+      for (int form = 1; form < c.forms; ++form)
+        token.earlier.push_back({queries(70 + form), form == 1 ? c.count * 3 / 4 : c.count / 8});
+    }
+    Scanner scanner(place, shape, heads);
+    const auto got = scanner.run_together(asked, wanted, true, c.count, 1);
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      for (std::int64_t at = 0; at < shape.q_heads; ++at) {
+        const ValueErrors want =
+            value_errors(*heads[static_cast<std::size_t>(at / group)], shape, asked[i], at, wanted);
+        const double told = got[i].noise[static_cast<std::size_t>(at)].values;
+        EXPECT_NEAR(told / (want.independent + want.shared), 1, c.known ? 0.03 : 0.1)
+            << "head " << at;
+        if (!c.known) continue;
+        EXPECT_NEAR(told / (want.independent + want.lost), 1, 0.25) << "head " << at;
+        EXPECT_GT(told, 4 * want.independent) << "head " << at;
+      }
+    }
+  }
+}
 
 TEST(CodeScan, WhatDoesNotFitTheListStaysInTheTail) {
   TOPKV_NEEDS_GPU();

@@ -169,6 +169,57 @@ TEST(ScanningSession, FiguresAreLikeTheHosts) {
   }
 }
 
+/// Short codes lose the second half of each key, and the values have this half: most of the error
+/// is what rows share.
+TEST(ScanningSession, FiguresHaveTheErrorThatRowsShare) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  for (const std::int64_t dim : {64, 128, 256}) {
+    AttentionShape shape = small;
+    shape.head_dim = dim;
+    TokenStream stream(shape, 12040);
+    const std::int64_t half = dim / 2;
+    for (std::size_t l = 0; l < stream.k.size(); ++l) {
+      for (std::size_t i = 0; i < stream.k[l].size(); ++i) {
+        stream.v[l][i] += 2;  // outputs are not small beside their errors
+        if (static_cast<std::int64_t>(i) % dim < half) continue;
+        stream.k[l][i] *= 0.6F;
+        stream.v[l][i - static_cast<std::size_t>(half)] += 4 * stream.k[l][i];
+      }
+    }
+    const std::string index = dim == 64 ? "codes:k=8,v=16" : "codes:k=16,v=16";
+    const auto context = stream.context(12000)->with_index(index);
+    Session dense(context, {.dense_layers = 2, .capacity = 1024});
+    const auto exact = outs_of(host, stream, dense, 12040, 20);
+    // A host lists twice as many rows.
+    RetrievalOptions options{.index = index, .k = TopK::same(16), .window = 16, .capacity = 1024};
+    Session on_host(context, options);
+    outs_of(host, stream, on_host, 12040, 1);
+    const std::vector<TailFigures> want = on_host.tail_figures();
+    options.k = TopK::same(32);
+    const auto expect_figures = [&](std::int64_t step) {
+      Session session(context, options, cuda.device());
+      const auto outs = outs_of(cuda, stream, session, 12040, step);
+      const std::vector<TailFigures> figures = session.tail_figures();
+      for (std::size_t l = 0; l < want.size(); ++l) {
+        EXPECT_EQ(figures[l].heads, want[l].heads);
+        EXPECT_NEAR(figures[l].mean_error() / want[l].mean_error(), 1, 0.2);
+        const double error = distance({outs[l]}, {exact[l]});
+        EXPECT_GT(figures[l].mean_error(), error / 1.7);
+        EXPECT_LT(figures[l].mean_error(), error * 1.7);
+      }
+    };
+    for (const std::int64_t step : {1, 8}) {
+      SCOPED_TRACE(index + ", dims " + std::to_string(dim) + ", steps of " + std::to_string(step));
+      expect_figures(step);
+    }
+    SCOPED_TRACE(index + ", dims " + std::to_string(dim) + ", under a rule");
+    options.error = 100;  // which no error reaches
+    expect_figures(1);
+  }
+}
+
 TEST(ScanningSession, StepsOfAnySizeGiveTheSame) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
