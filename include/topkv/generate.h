@@ -33,8 +33,7 @@ struct TokenBias {
 /// The options apply in the order of transformers: logit_bias, repetition_penalty,
 /// frequency_penalty and presence_penalty. Tokens that a grammar forbids then leave. With a
 /// temperature of 0 the largest logit wins. Else temperature, top_k, top_p and min_p follow, and a
-/// draw. docs/reference/generation.md has
-/// the formulas.
+/// draw. docs/reference/generation.md has the formulas.
 struct SamplingOptions {
   double temperature = 0;  ///< 0: greedy, the largest logit after biases and penalties
   std::int64_t top_k = 0;  ///< the number of largest logits that stay; 0: off

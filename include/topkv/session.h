@@ -138,7 +138,8 @@ struct RetrievalOptions {
   /// which carries the wanted and the free bytes. Set host_search to search on the host instead.
   std::string index = "exact";
   /// The number of rows that each layer retrieves, for each query head or group. A k above the
-  /// number of rows finds every row.
+  /// number of rows finds every row. The command takes 128, with IndexSpec::default_for
+  /// (docs/measurements/models.md).
   ///
   /// A scan finds about k rows for each query head on a CUDA device. It takes its threshold from
   /// the scores of up to 32,768 sampled keys. On the host a scan finds about 2 k rows, because
@@ -303,10 +304,10 @@ struct TailFigures {
   /// The sum of the share of attention that rows attended exactly hold: sinks, window, and rows
   /// that were found.
   double exact_mass = 0;
-  /// The sum of the expected error, |out - dense| / |dense|. For codes on the host it has two
-  /// parts: independent errors of codes, and the error of key codes that is correlated with the
-  /// values. A scan on a CUDA device, and a tail from a context file of 0.1.0, have the first part
-  /// alone. The true error may be larger (docs/explanation/evaluation.md).
+  /// The sum of the expected error, |out - dense| / |dense|. For codes it has two parts:
+  /// independent errors of codes, and the error of key codes that is correlated with the values. A
+  /// tail from a context file of 0.1.0 has the first part alone. The true error may be larger
+  /// (docs/explanation/evaluation.md).
   double error = 0;
 
   /// Adds the sums of other figures.

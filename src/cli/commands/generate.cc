@@ -251,7 +251,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   if (figures.tail.heads > 0) {
     fmt::print(stderr,
                "attended   {:.1f} % exactly, the rest estimated; expected error {:.3f} (the true "
-               "error can be several times as large)\n",
+               "error may be larger)\n",
                100 * figures.tail.mean_exact_mass(), figures.tail.mean_error());
   }
   fmt::print(stderr, "memory     {} at most\n", byte_text(peak_memory_bytes()));

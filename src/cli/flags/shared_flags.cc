@@ -184,7 +184,7 @@ FlagGroup retrieval_flags() {
                      "none")),
        if_given(Flag("--kv-error", value::or_word(value::real(0, 100, true), "none"),
                      "with a tail: retrieve more rows if the expected error is above X; the true "
-                     "error can be several times as large",
+                     "error may be larger",
                      "none")),
        if_given(Flag("--kv-guarantee",
                      value::or_word(value::text("two numbers such as 0.1,0.05", "E,D"), "none"),
