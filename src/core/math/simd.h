@@ -2,6 +2,7 @@
 // inside HWY_BEFORE_NAMESPACE, per target: it has no include guard against that on purpose.
 //
 //   load_float<DType>(d, p)  N elements of a type, widened exactly to float32 (p unaligned)
+//   load_some<DType, n>(d, v, i, channels, bias, out)  n vectors of elements of a stored vector
 //   load_at<DType>(d, v, i, channels, bias)  elements i to i + N of a stored vector at v, of q8 and
 //       q4 too
 //   widen<DType>(d, v, dim, channels, bias, out)  all elements of a stored vector
@@ -69,40 +70,62 @@ HWY_INLINE const std::byte* block_at(const std::byte* vector, std::int64_t i) {
   return vector + i / 32 * (dtype == DType::q8 ? 34 : 20);
 }
 
-/// Elements i and on of a stored vector. Of q8 and q4, N is at most 16 and divides i, and
-/// channels [dim] are the scales of KeyView::channels, and bias [dim] is what is added (bias_at;
-/// null: nothing); other types have neither.
-template <DType dtype, class D>
-HWY_INLINE hn::Vec<D> load_at(D d, const std::byte* vector, std::int64_t i, const float* channels,
-                              const float* bias) {
+/// `vectors` vectors of elements, of a stored vector, from i on. Of q8 and q4, all of them are of
+/// one block: vectors * N divides 32 and i. channels [dim] are the scales of KeyView::channels, and
+/// bias [dim] is what is added (bias_at; null: nothing); other types have neither.
+template <DType dtype, int vectors, class D>
+HWY_INLINE void load_some(D d, const std::byte* vector, std::int64_t i, const float* channels,
+                          const float* bias, hn::Vec<D>* out) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   if constexpr (!in_blocks(dtype)) {
     (void)channels;
     (void)bias;
-    return load_float<dtype>(d, vector + i * (dtype == DType::f32 ? 4 : 2));
+    constexpr std::int64_t bytes = dtype == DType::f32 ? 4 : 2;
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v)
+      out[v] = load_float<dtype>(d, vector + (i + v * lanes) * bytes);
   } else {
     const std::byte* block = block_at<dtype>(vector, i);
     const auto scale = hn::Set(d, load_float_1<DType::f16>(block));
     const hn::RebindToSigned<D> d32;
-    const auto in_channels = hn::LoadU(d, channels + i);
-    // A product with a power of two is exact, so that it does not matter if it is fused.
-    const auto whole = [&](hn::Vec<D> value) {
-      value = hn::Mul(value, in_channels);
-      return bias == nullptr ? value : hn::Add(value, hn::LoadU(d, bias + i));
-    };
     if constexpr (dtype == DType::q8) {
       const hn::Rebind<std::int8_t, D> d8;
-      const auto codes = hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(block + 2) + i % 32);
-      const auto value = hn::ConvertTo(d, hn::PromoteTo(d32, codes));
-      return whole(hn::Mul(value, scale));
+      const auto* codes = reinterpret_cast<const std::int8_t*>(block + 2) + i % 32;
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) {
+        const auto code = hn::PromoteTo(d32, hn::LoadU(d8, codes + v * lanes));
+        out[v] = hn::Mul(hn::ConvertTo(d, code), scale);
+      }
     } else {
       const hn::Rebind<std::uint8_t, D> d8;
       const auto least = hn::Set(d, load_float_1<DType::f16>(block + 2));
-      const auto pairs = hn::PromoteTo(
-          d32, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(block + 4) + i % 16));
-      const auto codes = i % 32 < 16 ? hn::And(pairs, hn::Set(d32, 15)) : hn::ShiftRight<4>(pairs);
-      return whole(hn::MulAdd(hn::ConvertTo(d, codes), scale, least));
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) {
+        const std::int64_t in_block = i % 32 + v * lanes;
+        const auto pairs = hn::PromoteTo(
+            d32, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(block + 4) + in_block % 16));
+        const auto code =
+            in_block < 16 ? hn::And(pairs, hn::Set(d32, 15)) : hn::ShiftRight<4>(pairs);
+        out[v] = hn::MulAdd(hn::ConvertTo(d, code), scale, least);
+      }
     }
+    // A product with a power of two is exact, so that it does not matter if it is fused.
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v)
+      out[v] = hn::Mul(out[v], hn::LoadU(d, channels + i + v * lanes));
+    if (bias == nullptr) return;
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) out[v] = hn::Add(out[v], hn::LoadU(d, bias + i + v * lanes));
   }
+}
+
+/// Elements i to i + N, likewise.
+template <DType dtype, class D>
+HWY_INLINE hn::Vec<D> load_at(D d, const std::byte* vector, std::int64_t i, const float* channels,
+                              const float* bias) {
+  hn::Vec<D> out[1];
+  load_some<dtype, 1>(d, vector, i, channels, bias, out);
+  return out[0];
 }
 
 /// Element i, likewise.
@@ -124,7 +147,14 @@ template <DType dtype, class D>
 HWY_INLINE void widen(D d, const std::byte* vector, std::int64_t dim, const float* channels,
                       const float* bias, float* out) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  constexpr int of_block = 32 / hn::MaxLanes(d);
   std::int64_t i = 0;
+  for (; i + 32 <= dim; i += 32) {
+    hn::Vec<D> x[of_block];
+    load_some<dtype, of_block>(d, vector, i, channels, bias, x);
+#pragma GCC unroll 16
+    for (int v = 0; v < of_block; ++v) hn::StoreU(x[v], d, out + i + v * lanes);
+  }
   for (; i + lanes <= dim; i += lanes)
     hn::StoreU(load_at<dtype>(d, vector, i, channels, bias), d, out + i);
   for (; i < dim; ++i) out[i] = load_at_1<dtype>(vector, i, channels, bias);

@@ -35,9 +35,7 @@ HWY_INLINE void add_block(const WeightedVectors& of, const float* channels, std:
   for (std::int64_t r = 0; r < of.count; ++r) {
     const std::byte* from = of.stored.key(of.positions[r]);
     V x[vectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v)
-      x[v] = load_at<dtype>(d, from, i + v * lanes, channels, nullptr);
+    load_some<dtype, vectors>(d, from, i, channels, nullptr, x);
 #pragma GCC unroll 8
     for (int s = 0; s < sums; ++s) {
       const V weight = hn::Set(d, weights[s * of.weights_stride + r]);
