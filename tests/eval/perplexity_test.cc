@@ -142,6 +142,23 @@ TEST(Likelihood, DivergenceOfWhatIsNoNumberIsNone) {
   EXPECT_NEAR(divergence<double>({0, never}, even), std::log(2), 1e-12);
 }
 
+// The definitions of llama-perplexity --kl-divergence: KL of the found prediction from the base,
+// and the change of the probability of the text's token.
+TEST(PredictionDifference, IsOfTheFoundPredictionFromDenseAttentions) {
+  const double half = std::log(0.5);
+  const double quarter = std::log(0.25);
+  PredictionDifference differs;
+  differs.add({half, quarter, quarter}, {quarter, std::log(0.625), std::log(0.125)}, 0);
+  differs.add({quarter, half, quarter}, {quarter, half, quarter}, 2);
+  ASSERT_EQ(differs.kl.size(), 2U);
+  EXPECT_NEAR(differs.kl[0], 0.5 * std::log(2) + 0.25 * std::log(0.4) + 0.25 * std::log(2), 1e-15);
+  EXPECT_EQ(differs.kl[1], 0);
+  EXPECT_NEAR(differs.delta_p[0], -0.25, 1e-15);
+  EXPECT_NEAR(differs.mean_delta_p(), -0.125, 1e-15);
+  EXPECT_NEAR(differs.rms_delta_p(), 0.25 / std::sqrt(2), 1e-15);
+  EXPECT_EQ(differs.agreement(), 0.5);
+}
+
 TEST(PerplexitySpread, InterpolatesBetweenNeighbours) {
   const Spread of = spread_of({0.5, 0, 0.1, 0.2, 0.4, 0.3});
   EXPECT_DOUBLE_EQ(of.mean, 0.25);
