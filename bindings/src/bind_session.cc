@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -27,11 +28,11 @@ std::unique_ptr<SessionHandle> make(
     const std::string& tail, const py::object& k, std::optional<double> mass,
     std::optional<double> error, const std::optional<std::pair<double, double>>& guarantee,
     const std::string& select_by, std::int64_t dense_layers, std::int64_t window,
-    std::int64_t sinks, std::int64_t capacity, bool measure_recall, std::int64_t memory_budget,
-    bool host_search, std::int64_t device_rows, const std::optional<std::string>& turns,
-    std::int64_t turn_window, std::int64_t turn_keys, std::optional<std::int64_t> turn_least,
-    double turn_mass, std::optional<std::int64_t> indexer_top,
-    std::optional<std::int64_t> indexer_local_blocks) {
+    std::int64_t sinks, std::int64_t capacity, bool measure_recall, bool measure_attention,
+    std::int64_t memory_budget, bool host_search, std::int64_t device_rows,
+    const std::optional<std::string>& turns, std::int64_t turn_window, std::int64_t turn_keys,
+    std::optional<std::int64_t> turn_least, double turn_mass,
+    std::optional<std::int64_t> indexer_top, std::optional<std::int64_t> indexer_local_blocks) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .host_search = host_search,
@@ -47,7 +48,8 @@ std::unique_ptr<SessionHandle> make(
                               .capacity = capacity,
                               .memory_budget = memory_budget,
                               .device_rows = device_rows,
-                              .measure_recall = measure_recall};
+                              .measure_recall = measure_recall,
+                              .measure_attention = measure_attention};
   if (guarantee) options.guarantee = Guarantee{guarantee->first, guarantee->second};
   if (turns)
     options.turns =
@@ -251,6 +253,8 @@ void bind_session(py::module_& module) {
       "no device memory.\n\n"
       "device_rows: the most bytes of a CUDA device's memory that rows of the context may take. "
       "The device attends those that a scan of codes finds there, which takes less time.\n\n"
+      "measure_attention: sum up the attention that each position gets, for "
+      "attention_by_position(). On a CPU, with a fixed k.\n\n"
       "turns: how steps of 256 tokens or more are read: \"dense\", \"sparse\" or \"auto\", as a "
       "prefill of this mode reads text, with these `sinks`; None: each token finds rows for "
       "itself. turn_window, turn_keys, turn_least, turn_mass: as window, prefill_keys, "
@@ -268,7 +272,8 @@ void bind_session(py::module_& module) {
            py::arg("guarantee") = py::none(), py::arg("select_by") = "query_head",
            py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
            py::arg("capacity") = 16384, py::arg("measure_recall") = false,
-           py::arg("memory_budget") = 0, py::arg("host_search") = false, py::arg("device_rows") = 0,
+           py::arg("measure_attention") = false, py::arg("memory_budget") = 0,
+           py::arg("host_search") = false, py::arg("device_rows") = 0,
            py::arg("turns") = py::none(), py::arg("turn_window") = PrefillAttention().window,
            py::arg("turn_keys") = PrefillAttention().keys, py::arg("turn_least") = py::none(),
            py::arg("turn_mass") = PrefillAttention().mass, py::arg("indexer_top") = py::none(),
@@ -366,6 +371,24 @@ void bind_session(py::module_& module) {
             return self.session.tail_figures();
           },
           "One TailFigures per layer; without a tail heads is 0.")
+      .def(
+          "attention_by_position",
+          [](SessionHandle& self) {
+            const Exclusive::Look use(self.use, busy);
+            const std::vector<double> mass = self.session.attention_by_position();
+            return py::array_t<double>(std::ssize(mass), mass.data());
+          },
+          "The attention that each position got from the session's own tokens, the context's "
+          "positions first: float64 [tokens]. Softmax weights of rows that were attended exactly, "
+          "summed over tokens, layers with full attention and query heads. It needs "
+          "measure_attention.")
+      .def(
+          "reset_attention",
+          [](SessionHandle& self) {
+            const Exclusive::Write use(self.use, busy);
+            self.session.reset_attention();
+          },
+          "Sets the sums of attention_by_position() to 0.")
       .def(
           "turn_shares",
           [](SessionHandle& self) {

@@ -260,6 +260,29 @@ def test_options_that_change_what_is_attended_have_effect(random):
     assert measured.stats().recall == 1.0
 
 
+def test_attention_by_position_is_the_sum_of_softmax_weights(random):
+    steps = Steps(random, 104)
+    context = steps.context(100)
+    session = topkv.Session(context, k=1000, window=6, measure_attention=True)
+    assert not session.attention_by_position().any()
+    steps.run(session, 100, 104)
+    wanted = np.zeros(104)
+    group = Q_HEADS // KV_HEADS
+    for layer in range(LAYERS):
+        q, k = (np.asarray(x[layer], np.float64) for x in (steps.q, steps.k))
+        for token in range(100, 104):
+            for head in range(Q_HEADS):
+                weights = np.exp(k[: token + 1, head // group] @ q[token, head] / np.sqrt(q.shape[-1]))
+                wanted[: token + 1] += weights / weights.sum()
+    np.testing.assert_allclose(session.attention_by_position(), wanted, rtol=2e-4, atol=1e-6)
+    session.reset_attention()
+    assert not session.attention_by_position().any()
+    with pytest.raises(topkv.InvalidArgument, match="open it with measure_attention"):
+        topkv.Session(context).attention_by_position()
+    with pytest.raises(topkv.Unsupported, match="guarantee"):
+        topkv.Session(context, guarantee=(0.1, 0.05), measure_attention=True)
+
+
 def test_parts_of_a_sequence_merge_to_the_whole(random):
     """Two ranks hold the rows of half of each step's tokens; both are given all queries."""
     steps = Steps(random, 64)

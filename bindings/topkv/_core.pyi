@@ -703,6 +703,7 @@ class Session:
         sinks: int = 4,
         capacity: int = 16384,
         measure_recall: bool = False,
+        measure_attention: bool = False,
         memory_budget: int = 0,
         host_search: bool = False,
         device_rows: int = 0,
@@ -831,6 +832,12 @@ class Session:
     def stats(self) -> SessionStats: ...
     def step_times(self) -> list[StepTimes]: ...
     def tail_figures(self) -> list[TailFigures]: ...
+    def attention_by_position(self) -> NDArray[np.float64]:
+        """The attention that each position got, the context's positions first: [tokens]."""
+
+    def reset_attention(self) -> None:
+        """Sets the sums of attention_by_position() to 0."""
+
     def turn_shares(self) -> list[PrefillShare]: ...
 
 class Tokenizer:

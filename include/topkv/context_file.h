@@ -38,6 +38,13 @@ struct ContextEnd {
   std::string system = {};  ///< with chat: the system message before the text; empty: none
 };
 
+/// A file whose text is a part of a context's text.
+struct ContextSource {
+  std::string name = {};   ///< the file's path, as it was given
+  std::int64_t begin = 0;  ///< its first byte in the text of the context's tokens
+  std::int64_t bytes = 0;  ///< the size of its text
+};
+
 /// The origin of a context's rows. topkv keeps it beside the rows; whoever loads them compares it
 /// with the model at hand.
 struct ContextOrigin {
@@ -49,6 +56,10 @@ struct ContextOrigin {
   /// The tokens of the rows. Empty: unknown.
   std::vector<Token> tokens = {};
   ContextEnd end = {};
+  /// The files of the text, in its order. Empty: unknown. The text of a token is its bytes
+  /// (Tokenizer::bytes_of_token), or the content of a special token. The text of the last file may
+  /// go on behind the last token.
+  std::vector<ContextSource> sources = {};
   /// Bytes that an application keeps beside the rows, such as the states of layers that it computes
   /// itself. topkv checks their checksum and nothing else. Empty: there are none.
   std::vector<std::byte> application_data = {};
@@ -124,7 +135,7 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
 /// stays as it was and can be read.
 ///
 /// - origin: origin.tokens is empty or has one id for each token of the context. Its texts are
-///   UTF-8; model and made_with are kept as one line each.
+///   UTF-8; model, made_with and the names of sources are kept as one line each.
 /// - progress: stage "save", in bytes. An exception that it throws ends the save and reaches the
 ///   caller. Nothing has changed then, unless it was thrown in the last report, with done equal to
 ///   total: the file is complete by then.

@@ -265,6 +265,12 @@ struct RetrievalOptions {
   /// Compares every search with exact search, for SessionStats::exact_rows and the members behind
   /// it. Steps are slower.
   bool measure_recall = false;
+  /// Sums up the attention that each position gets, for Session::attention_by_position(). Steps
+  /// score the rows that they attend once more, and Draft::automatic drafts nothing.
+  ///
+  /// Throws Unsupported on a CUDA device, with mass, error or guarantee, with dual chunk attention
+  /// (AttentionShape::chunk_len), and with a trained indexer.
+  bool measure_attention = false;
 };
 
 /// Times of a session's steps in one layer: seconds by the host's clock, summed over the session's
@@ -582,6 +588,21 @@ class Session {
   /// stay as they are until the next step. Several threads may call it at once while no thread
   /// steps the session.
   const std::vector<StepTimes>& step_times() const;
+  /// Returns the attention that each position got from the session's own tokens, the context's
+  /// positions first: [tokens()]. It needs RetrievalOptions::measure_attention.
+  ///
+  /// The attention of a token to a position is a softmax weight: exp(score - lse), with the scores
+  /// and the log-sum-exp of a query head. It is summed over tokens, layers with full attention and
+  /// query heads. Positions that a step does not attend exactly get 0 from it: rows that are not
+  /// found, and rows that only a tail estimates or samples. Tokens of turns
+  /// (RetrievalOptions::turns) and layers with a sliding window add nothing.
+  ///
+  /// The sums of positions that truncate() takes away are forgotten. Attention from tokens that
+  /// were taken away stays. A fork begins with the sums of the session that it was made of. Throws
+  /// InvalidArgument without measure_attention.
+  std::vector<double> attention_by_position() const;
+  /// Sets all sums of attention_by_position() to 0.
+  void reset_attention();
   /// Returns what the tokens of turns attended (RetrievalOptions::turns): [layers]. A layer whose
   /// tokens do not choose keys has none; in Prefill::automatic, tokens that are read densely count
   /// where they would choose later. Tokens that truncate() took away count. A fork begins with the

@@ -37,6 +37,9 @@ class CodeTail final : public RowTail {
               const TailParts& out) const override;
 
   std::int64_t memory() const override;
+  std::span<const std::int64_t> rare_in(const PositionRange& range) const override {
+    return index_.rare_in(range);
+  }
   const CodeTail* code_tail() const override { return this; }
 
   const ValueCoder& coder() const { return coder_; }

@@ -55,6 +55,10 @@ class RowTail {
                       std::span<const float> ceilings, float scale, float softcap,
                       const TailParts& out) const = 0;
 
+  /// Returns the rows of a range that attend() attends as they are, unless they are taken:
+  /// ascending. Samples are not among them.
+  virtual std::span<const std::int64_t> rare_in(const PositionRange& /*range*/) const { return {}; }
+
   /// Returns this tail if it is made of codes, which a device can scan. Null: it is another tail.
   virtual const CodeTail* code_tail() const { return nullptr; }
 

@@ -7,6 +7,7 @@
 #include "src/core/threads/stopping.h"
 #include "src/core/threads/stopwatch.h"
 #include "src/core/threads/threads.h"
+#include "src/session/position_mass.h"
 
 namespace topkv {
 
@@ -89,7 +90,20 @@ void QueriesByHead::attend_selected(const StepBlock& block) {
     for (std::int64_t i = 0; i < of_head.count(); ++i)
       session_.stats.rows_retrieved += of_head.selector.rows(i, session_.searched_segments);
   }
+  if (session_.mass != nullptr) note_selected(block);
   session_.times(layer).attend += attending.seconds();
+}
+
+void QueriesByHead::note_selected(const StepBlock& block) {
+  for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
+    for (std::int64_t i = 0; i < (*this)[head].count(); ++i) {
+      const std::int64_t at = place(head, i);
+      for (std::size_t s = 0; s < session_.segments.size(); ++s) {
+        session_.mass->add(block.queries.first + at / session_.shape.q_heads,
+                           at % session_.shape.q_heads, s, (*this)[head].selector.of(s, i));
+      }
+    }
+  }
 }
 
 }  // namespace topkv

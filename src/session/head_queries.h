@@ -66,6 +66,9 @@ class QueriesByHead {
   void attend_selected(const StepBlock& block);
 
  private:
+  /// Notes the selected rows for RetrievalOptions::measure_attention.
+  void note_selected(const StepBlock& block);
+
   SessionCore& session_;
   std::vector<HeadQueries> heads_;  // per KV head
 };

@@ -81,7 +81,7 @@ std::int64_t ListAttention::begin(const ListJob& job) {
   done_.assign(static_cast<std::size_t>(heads_of_all), 0);
   heads_done_ = 0;
   if (job.is_extra_round) return lists;  // the figures of the other tokens stay
-  listed_.resize(static_cast<std::size_t>(session_.options.measure_recall ? lists : 0));
+  listed_.resize(static_cast<std::size_t>(keeps_listed() ? lists : 0));
   rows_wanted_.assign(static_cast<std::size_t>(heads_of_all), job.wanted);
   list_rows_.assign(static_cast<std::size_t>(lists), 0);
   return lists;
@@ -151,7 +151,7 @@ void ListAttention::attend(const ListJob& job, const List& list, ArrivingRows& r
   if (wants_rows(job, list.kv_head)) {
     const auto at = static_cast<std::size_t>((job.token_in_scan * shape.kv_heads + number) * lists +
                                              place(job, list));
-    if (session_.options.measure_recall) listed_[at].assign(positions.begin(), positions.end());
+    if (keeps_listed()) listed_[at].assign(positions.begin(), positions.end());
     if (!list.own) list_rows_[at] = std::ssize(positions);
   }
   if (++std::atomic_ref(done_[static_cast<std::size_t>(number)]) < lists) return;
@@ -180,10 +180,12 @@ std::int64_t ListAttention::rows_listed(std::int64_t token, std::int64_t head) c
   return std::accumulate(of_head, of_head + lists, std::int64_t{0});
 }
 
-void ListAttention::add_listed(std::int64_t token, std::int64_t head,
+void ListAttention::add_listed(std::int64_t token, std::int64_t head, bool own,
                                std::vector<std::int64_t>& positions) const {
-  const std::int64_t first = (token * session_.shape.kv_heads + head) * scanned_lists({});
-  for (std::int64_t at = first; at < first + session_.backend.scanner->lists(); ++at) {
+  const std::int64_t lists = session_.backend.scanner->lists();
+  std::int64_t first = (token * session_.shape.kv_heads + head) * scanned_lists({});
+  if (own) first += context_lists({});
+  for (std::int64_t at = first; at < first + lists; ++at) {
     const auto& listed = listed_[static_cast<std::size_t>(at)];
     positions.insert(positions.end(), listed.begin(), listed.end());
   }

@@ -74,8 +74,9 @@ class ListAttention {
   std::int64_t& rows_wanted(std::int64_t token, std::int64_t head) {
     return rows_wanted_[static_cast<std::size_t>(token * session_.shape.kv_heads + head)];
   }
-  /// With measure_recall: adds the context's positions that the lists of one token and KV head had.
-  void add_listed(std::int64_t token, std::int64_t head,
+  /// With measure_recall or measure_attention: adds the positions that the lists of one token and
+  /// KV head had. own: of the session's own rows, which have codes; else of the context.
+  void add_listed(std::int64_t token, std::int64_t head, bool own,
                   std::vector<std::int64_t>& positions) const;
 
   Helpers& helpers() { return helpers_; }
@@ -86,6 +87,7 @@ class ListAttention {
   /// the numbers of the lists that a scan has.
   using List = CodeScanner::List;
 
+  bool keeps_listed() const { return session_.options.measure_recall || session_.mass != nullptr; }
   std::int64_t begin(const ListJob& job);
   std::int64_t context_lists(const ListJob& job) const;
   std::int64_t scanned_lists(const ListJob& job) const;

@@ -26,6 +26,8 @@ class OwnCodes {
 
   /// Returns the number of first own rows that have codes.
   std::int64_t tokens() const { return tokens_; }
+  /// Returns their index. REQUIRES: tokens() > 0.
+  const SegmentIndex& index() const { return *segment_.indices[0]; }
 
   /// Returns whether a step of the first layer that is attention should make codes first. All
   /// layers of attention have the same tokens then.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/core/threads/stopwatch.h"
+#include "src/session/position_mass.h"
 
 namespace topkv {
 
@@ -58,6 +59,8 @@ void OwnRowsSource::attend(std::int64_t layer, const TokenQueries& queries, Part
   const Segment& segment = session_.segments.back();
   const PositionRange range = plain_rows(layer, queries.first);
   if (range.size() <= 0) return;
+  for (std::int64_t t = 0; session_.mass != nullptr && t < queries.tokens; ++t)
+    session_.mass->add(queries.first + t, session_.segments.size() - 1, range);
   const Stopwatch attending;
   spans_.clear();
   for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head)

@@ -5,9 +5,20 @@
 #include "index/common/scratch.h"
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopwatch.h"
+#include "src/session/position_mass.h"
 #include "src/session/recall.h"
 
 namespace topkv {
+namespace {
+
+/// Returns the part of ascending rows that lies in a range.
+std::span<const std::int64_t> rows_in(std::span<const std::int64_t> rows,
+                                      const PositionRange& range) {
+  const auto begin = std::ranges::lower_bound(rows, range.begin);
+  return {begin, std::ranges::lower_bound(begin, rows.end(), range.end)};
+}
+
+}  // namespace
 
 /// Returns the scan of a job, whose first token has the number `token` in its step.
 CodeScanner::Scan ScanSource::scan_of(const ListJob& job, std::int64_t token) {
@@ -86,6 +97,32 @@ void ScanSource::count_lists(double sessions) {
   session_.stats.rows_retrieved += lists_.rows_listed(job_) * session_.shape.group();
   session_.count_search(job_.layer, job_.listed_seconds / sessions);
   session_.times(job_.layer).attend += (job_.attended_seconds - job_.listed_seconds) / sessions;
+  if (session_.mass != nullptr) note_listed();
+}
+
+/// Notes the rows of the job's lists, and rare rows, for RetrievalOptions::measure_attention. All
+/// heads of a group attend them.
+void ScanSource::note_listed() {
+  const std::int64_t group = session_.shape.group();
+  const std::size_t own = session_.segments.size() - 1;
+  std::vector<std::int64_t> rows;
+  for (std::int64_t token = 0; token < job_.tokens; ++token) {
+    const std::int64_t position = job_.queries.first + token;
+    for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
+      const auto note = [&](std::size_t segment, const SegmentIndex& index,
+                            const PositionRange& range) {
+        rows.clear();
+        lists_.add_listed(token, head, segment == own, rows);
+        const auto rare =
+            rows_in(index.layer(job_.layer).heads[static_cast<std::size_t>(head)]->rare(), range);
+        rows.insert(rows.end(), rare.begin(), rare.end());
+        for (std::int64_t g = 0; g < group; ++g)
+          session_.mass->add(position, head * group + g, segment, rows);
+      };
+      note(0, *session_.indices[0], session_.between(session_.segments[0], job_.layer, position));
+      if (codes_.tokens() > 0) note(own, codes_.index(), own_.coded_rows(job_.layer, position));
+    }
+  }
 }
 
 /// Makes a further scan of a step, for some of its tokens. like: the job's other members.
@@ -193,7 +230,7 @@ void ScanSource::measure_recall(const StepBlock& block) {
           }
           // Rare rows are attended beside the rows that are listed.
           have.assign(rare.begin(), rare.end());
-          lists_.add_listed(token_of(q), head, have);
+          lists_.add_listed(token_of(q), head, false, have);
         });
   }
   session_.measuring_seconds += measuring.seconds();

@@ -55,6 +55,7 @@ class ScanSource final : public RoundsSource {
   void scan_and_attend(const StepBlock& block, std::int64_t rows, const ListJob& like);
   void merge_scanned(const StepBlock& round);
   void count_lists(double sessions);
+  void note_listed();
 
   SessionCore& session_;
   QueriesByHead& heads_;

@@ -9,6 +9,7 @@
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopwatch.h"
 #include "src/core/threads/threads.h"
+#include "src/session/position_mass.h"
 #include "src/session/recall.h"
 
 namespace topkv {
@@ -226,6 +227,25 @@ void SearchSource::attend_tail(const StepBlock& block) {
     }
   });
   session_.times(layer).tail += attending.seconds();
+  if (session_.mass != nullptr) note_rare(block);
+}
+
+/// Notes the rows that the tail attended as they are, for RetrievalOptions::measure_attention.
+void SearchSource::note_rare(const StepBlock& block) {
+  const auto& tails = session_.tail->layer(block.layer()).tails;
+  std::vector<std::int64_t> rows;
+  for (std::int64_t head = 0; head < session_.shape.kv_heads; ++head) {
+    const HeadQueries& of_head = heads_[head];
+    for (std::int64_t i = 0; i < of_head.count(); ++i) {
+      const auto rare = tails[static_cast<std::size_t>(head)]->rare_in(
+          of_head.allowed[0][static_cast<std::size_t>(i)]);
+      rows.clear();
+      std::ranges::set_difference(rare, of_head.selector.of(0, i), std::back_inserter(rows));
+      const std::int64_t at = heads_.place(head, i);
+      session_.mass->add(block.queries.first + at / session_.shape.q_heads,
+                         at % session_.shape.q_heads, 0, rows);
+    }
+  }
 }
 
 void SearchSource::measure_recall(const StepBlock& block) {

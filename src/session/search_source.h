@@ -46,6 +46,7 @@ class SearchSource final : public RoundsSource {
                      const CandidateEntries* given);
   void select(const StepBlock& block, std::int64_t head, std::int64_t rows);
   void attend_tail(const StepBlock& block);
+  void note_rare(const StepBlock& block);
 
   SessionCore& session_;
   QueriesByHead& heads_;

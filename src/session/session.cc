@@ -68,6 +68,28 @@ void check_guarantee(const RetrievalOptions& options, const AttentionShape& shap
     refuse("a CUDA device", "the host alone samples rows: use the device cpu, or leave it out");
 }
 
+void check_measures_attention(const RetrievalOptions& options, const AttentionShape& shape,
+                              const Device& device) {
+  if (!options.measure_attention) return;
+  const auto refuse = [](const char* what, const char* advice) {
+    throw Unsupported(fmt::format("measure_attention (--cite) with {}; {}", what, advice));
+  };
+  if (device.is_cuda()) {
+    refuse("a CUDA device",
+           "the host alone measures attention so far: use the device cpu, or leave it out");
+  }
+  if (options.mass || options.error || options.guarantee) {
+    refuse(options.mass    ? "mass"
+           : options.error ? "error"
+                           : "guarantee",
+           "only a fixed number of rows is measured: leave one of them out");
+  }
+  if (shape.chunk_len > 0)
+    refuse("dual chunk attention", "a token has several queries there: leave it out");
+  if (shape.indexer)
+    refuse("a trained indexer", "its choice of rows is not measured: leave it out");
+}
+
 /// What tells the rules how good a step is.
 void check_rules_have_tail(const RetrievalOptions& options) {
   if (options.tail != no_tail || (!options.mass && !options.error)) return;
@@ -93,6 +115,10 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
       past(ctx->segment_->token_index, ctx->tokens()),
       figures_before(static_cast<std::size_t>(core.shape.layers)) {
   const SessionShape& spec = core.spec;
+  if (core.options.measure_attention) {
+    mass = std::make_unique<PositionMass>(core);
+    core.mass = mass.get();
+  }
   if (spec.scans()) {
     scan = std::make_unique<ScanSource>(core, heads, own_rows, own_codes);
     beyond = {scan.get(), &own_rows};
@@ -118,6 +144,7 @@ Session::State::State(const std::shared_ptr<const Context>& ctx, RetrievalOption
 
 std::int64_t Session::State::most_alike() const {
   if (core.device.is_cuda() || core.shape.chunk_len > 0 || core.spec.has_row_rules) return 1;
+  if (mass) return 1;  // tokens that are taken back would have been counted
   for (const SegmentIndex* index : core.indices) {
     if (index != nullptr && index->spec.factory().traits().chooses_for == ChoosesFor::question)
       return 1;
@@ -195,6 +222,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   at_least(options.device_rows, 0, "device_rows");
   check_rules(options);
   check_guarantee(options, context->shape(), device);
+  check_measures_attention(options, context->shape(), device);
   if (options.guarantee) options.tail = no_tail;
   const IndexSpec index(options.index);
   index.check_index();
@@ -340,6 +368,7 @@ void Session::truncate(std::int64_t own_tokens) {
   s.core.own->check_reachable(own_tokens);
   s.turns.end();
   s.past.truncate(own_tokens);
+  if (s.mass) s.mass->truncate(s.core.context->tokens() + own_tokens);
   for (std::int64_t layer = 0; layer < s.core.shape.layers; ++layer) {
     if (s.core.own->tokens(layer) > own_tokens) s.roll_back(layer, own_tokens);
   }
@@ -364,6 +393,17 @@ const SessionStats& Session::stats() const {
   state_->settle();
   state_->count_rows_of_device();
   return state_->core.stats;
+}
+std::vector<double> Session::attention_by_position() const {
+  if (!state_->mass) {
+    throw InvalidArgument(
+        "attention_by_position: the session does not measure attention; open it with "
+        "measure_attention");
+  }
+  return state_->mass->sums(tokens());
+}
+void Session::reset_attention() {
+  if (state_->mass) state_->mass->truncate(0);
 }
 std::vector<PrefillShare> Session::turn_shares() const { return state_->turns.shares(); }
 std::vector<TailFigures> Session::tail_figures() const {

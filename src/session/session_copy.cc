@@ -30,6 +30,7 @@ Session Session::fork() const {
   state->figures_before = tail_figures();
   state->turns.start_with(turn_shares());
   state->past = state_->past;
+  if (state->mass) state->mass->set_sums(state_->mass->sums(tokens()));
   state->core.load({0, state->core.shape.layers});
   return Session(std::move(state));
 }

@@ -18,6 +18,8 @@
 
 namespace topkv {
 
+class PositionMass;
+
 /// A session's context, own rows, options, device and figures.
 struct SessionCore {
   /// Makes a session without own rows, and copies to the device what its searches read there.
@@ -81,6 +83,8 @@ struct SessionCore {
   const SegmentIndex* tail;                  // the context's tail; null: none
   IndexerAttention indexer;                  // of layers with a trained indexer
   DecodeBackend backend;
+  /// The sums of RetrievalOptions::measure_attention. Null: they are not wanted.
+  PositionMass* mass = nullptr;
   SessionStats stats;
   std::vector<StepTimes> step_times;   // per layer
   std::vector<RowSpan> load_spans;     // of load; taking back a layer allocates nothing

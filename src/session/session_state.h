@@ -14,6 +14,7 @@
 #include "src/session/own_codes.h"
 #include "src/session/own_rows_source.h"
 #include "src/session/past_tokens.h"
+#include "src/session/position_mass.h"
 #include "src/session/ruled_source.h"
 #include "src/session/scan_source.h"
 #include "src/session/search_source.h"
@@ -91,6 +92,7 @@ struct Session::State {
   ChunkSteps chunks;
   TurnReader turns;
   PastTokens past;
+  std::unique_ptr<PositionMass> mass;  // null: there is no RetrievalOptions::measure_attention
   std::unique_ptr<DraftReading> draft_reading;  // null: no draft model has read the text
   std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
   std::int64_t rows_of_device = 0;          // AsyncScan::rows_attended that the statistics have

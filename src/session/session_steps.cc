@@ -91,6 +91,9 @@ void Session::take_step(std::span<Session* const> sessions, const AttentionStep&
   steps.clear();
   for (Session* session : sessions)
     steps.push_back(session->state_->new_step(step, sessions.size() > 1 ? std::ssize(steps) : -1));
+  for (Session* session : sessions) {
+    if (session->state_->mass) session->state_->mass->begin_call();
+  }
   try {
     // Reading tokens do not move the window, so it matters how they are cut: alike on all devices.
     for (std::int64_t t = 0; t < step.tokens; t += most_step_tokens) {
@@ -117,6 +120,9 @@ void Session::take_step(std::span<Session* const> sessions, const AttentionStep&
   } catch (...) {
     for (std::size_t i = 0; i < steps.size(); ++i) sessions[i]->state_->roll_back(steps[i]);
     throw;
+  }
+  for (Session* session : sessions) {
+    if (session->state_->mass) session->state_->mass->end_call();
   }
 }
 

@@ -10,6 +10,7 @@
 #include "src/core/math/convert.h"
 #include "src/core/threads/stopwatch.h"
 #include "src/session/attention_source.h"
+#include "src/session/position_mass.h"
 #include "src/session/scan_source.h"
 #include "src/session/search_source.h"
 #include "topkv/error.h"
@@ -44,6 +45,7 @@ void begin(std::span<Step> steps) {
   const Stopwatch watch;
   for (Step& step : steps) {
     step.passes = ChunkPasses(step.session->sees);
+    if (step.session->mass != nullptr) step.session->mass->begin(step);
     begin_step(step);
   }
   double scanned = 0;
@@ -83,7 +85,9 @@ void finish(Step& step) {
   SessionCore& of = *step.session;
   const Stopwatch watch;
   reach_fault("session.finish");
+  if (of.mass != nullptr) of.mass->take_queries(step);
   of.backend.inputs->finish(step.tensors, step.searched ? step.host : TailParts{});
+  if (of.mass != nullptr) of.mass->end(step);
   of.times(step.layer()).merge += watch.seconds();
 }
 

@@ -157,6 +157,22 @@ TEST(ContextFile, BytesOfAnApplicationAreKept) {
   }
 }
 
+TEST(ContextFile, NamesTheFilesOfItsText) {
+  const auto context = saved_context(file_shape(), 300, {}, {"mean"});
+  const TempDirectory folder;
+  const auto path = folder.path() / "context.tkv";
+  save_context(*context, path, {.sources = {{"a b.txt", 7, 90}, {"folder/\n.md", 97, 0}}});
+  const std::vector<ContextSource> sources = load_context(path).origin.sources;
+  ASSERT_EQ(sources.size(), 2);
+  EXPECT_EQ(sources[0].name, "a b.txt");
+  EXPECT_EQ(sources[0].begin, 7);
+  EXPECT_EQ(sources[0].bytes, 90);
+  EXPECT_EQ(sources[1].name, "folder/\\x0a.md");  // one line
+  EXPECT_EQ(sources[1].begin, 97);
+  EXPECT_EQ(sources[1].bytes, 0);
+  EXPECT_THROW(save_context(*context, path, {.sources = {{"a", -1, 3}}}), InvalidArgument);
+}
+
 TEST(ContextFile, WhatIsLoadedTakesMoreIndicesOfKeptQueries) {
   const auto context = saved_context(file_shape(), 2000, {}, {});
   const TempDirectory folder;

@@ -16,6 +16,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/commands/answer_stream.h"
 #include "src/cli/commands/chat_answers.h"
+#include "src/cli/commands/citations.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
 #include "src/cli/commands/load_context.h"
@@ -75,7 +76,10 @@ class Asking {
         chat_(std::move(chat)),
         drafts_(std::move(drafts)),
         grammar_(answer_grammar(flags.answers, model)),
-        progress_(progress) {}
+        progress_(progress) {
+    if (flags.answers.cite)
+      cited_.emplace(model.tokenizer(), loaded_.origin.tokens, loaded_.origin.sources);
+  }
 
   /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
   /// the user has asked to stop while prompts are read.
@@ -140,6 +144,7 @@ class Asking {
             retrieval_options(flags_.retrieval, model_.config().attention.layers,
                               flags_.retrieval.indices.front(), own);
         options.turns = turns_of(flags_);
+        options.measure_attention = flags_.answers.cite;
         if (!sessions.empty()) options.memory_budget = left;
         sessions.emplace_back(loaded_.context, std::move(options), model_.device());
       } catch (const OutOfMemory&) {
@@ -186,15 +191,26 @@ class Asking {
     for (std::size_t i = 0; i < count; ++i) {
       streams[i].finish();
       print_figures(prompts[i], std::ssize(tokens[i]), results[i], streams[i], first_token[i],
-                    sessions[i].turn_shares());
+                    sessions[i]);
     }
     return count;
   }
 
-  /// turns: what the prompt attended, if it was read as a turn.
+  std::vector<Citation> citations(const Session& session) {
+    if (!cited_) return {};
+    if (neutral_.empty()) {
+      RetrievalOptions options = session.options();
+      options.memory_budget = 0;
+      neutral_ = neutral_attention(model_, loaded_.context, std::move(options),
+                                   tokens_of(neutral_question));
+    }
+    return cited_->cite(session.attention_by_position(), neutral_);
+  }
+
   void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
-                     const AnswerStream& stream, double first_token,
-                     std::span<const PrefillShare> turns) {
+                     const AnswerStream& stream, double first_token, const Session& session) {
+    const std::vector<PrefillShare> turns = session.turn_shares();
+    const std::vector<Citation> places = citations(session);
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =
         result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
@@ -215,9 +231,11 @@ class Asking {
       json["first_token_seconds"] = first_token;
       json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
       add_drafts(json, result);
+      if (cited_) json["citations"] = json_of(places);
       print_event(json);
       return;
     }
+    print_citations(places);
     if (flags_.answers.quiet) return;
     fmt::print(stderr, "[{} tokens read, first answered after {}, {} answered, {}/s]\n",
                format_grouped(read), format_seconds(first_token), format_grouped(count),
@@ -233,7 +251,9 @@ class Asking {
   std::shared_ptr<const DraftModel> drafts_;
   std::shared_ptr<const Grammar> grammar_;  // null: any text
   ProgressBar& progress_;
-  std::int64_t answered_ = 0;  // prompts
+  std::optional<CitedText> cited_;  // with --cite
+  std::vector<double> neutral_;     // neutral_attention; empty: not measured yet
+  std::int64_t answered_ = 0;       // prompts
 };
 
 int run_ask(AskFlags flags) {
@@ -246,6 +266,8 @@ int run_ask(AskFlags flags) {
     throw UsageError(
         "--template-arg: the context is a plain text without a chat template; leave the flag out");
   const Device device = open_device(flags.model);
+  check_cite(flags.answers, flags.retrieval, device);
+  check_cite(flags.answers, info.shape);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
@@ -272,6 +294,14 @@ int run_ask(AskFlags flags) {
                                      .quiet = flags.answers.quiet},
                                     info, flags.model, flags.retrieval, own, device, progress);
   check_ids(flags.file, loaded.origin.tokens, model.config().vocab_size);
+  if (flags.answers.cite && loaded.origin.sources.empty()) {
+    throw FileError(fmt::format(
+        "{}: does not name the files of its text for --cite, as files of earlier versions do not, "
+        "and "
+        "files of texts that a tokenizer changes; leave --cite out, or read the text again with "
+        "topkv prefill",
+        printable(flags.file)));
+  }
   Asking asking(flags, model, std::move(loaded), std::move(chat),
                 load_draft_model(flags.answers.drafts, model, progress), progress);
   stop_if_interrupted();

@@ -12,6 +12,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/commands/answer_stream.h"
 #include "src/cli/commands/chat_answers.h"
+#include "src/cli/commands/citations.h"
 #include "src/cli/commands/conversation.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
@@ -48,6 +49,8 @@ void check_flags(const ChatFlags& flags) {
   check_flags(flags.retrieval, flags.prefill);
   check_flags(flags.answers);
   template_variables(flags.variables);
+  if (flags.answers.cite && flags.files.empty())
+    throw UsageError("--cite: there are no files to cite; give -f, or leave it out");
   for (const std::string& file : flags.files) {
     if (file == "-") throw UsageError("--file: '-' is standard input, where questions come from");
     check_readable(file);
@@ -57,10 +60,14 @@ void check_flags(const ChatFlags& flags) {
 /// The model at work: a context, and a session over it that holds the turns so far.
 class Chat {
  public:
-  Chat(const ChatFlags& flags, const Model& model, Conversation conversation, ChatAnswers answers,
-       std::shared_ptr<const DraftModel> drafts, ProgressBar& progress)
+  /// text: of the files, one behind the other.
+  Chat(const ChatFlags& flags, const Model& model, std::string text, std::vector<TextFile> files,
+       Conversation conversation, ChatAnswers answers, std::shared_ptr<const DraftModel> drafts,
+       ProgressBar& progress)
       : flags_(flags),
         model_(model),
+        text_(std::move(text)),
+        files_(std::move(files)),
         conversation_(std::move(conversation)),
         answers_(std::move(answers)),
         drafts_(std::move(drafts)),
@@ -127,12 +134,20 @@ class Chat {
     check_indices(flags_.retrieval, config, count);
     check_indices(model_.device(), config.attention, flags_.retrieval, count);
     session_.reset();  // and the context before it, whose rows may take all there is
+    context_.reset();
     const Prefilled prefilled =
         prefill(model_, flags_.retrieval, flags_.prefill, tokens, progress_);
     RetrievalOptions options = retrieval_options(flags_.retrieval, config.attention.layers,
                                                  flags_.retrieval.indices.front(), flags_.room);
     options.turns = turn_attention(flags_.prefill, flags_.retrieval.sinks);
-    session_.emplace(prefilled.context, std::move(options), model_.device());
+    options.measure_attention = flags_.answers.cite;
+    context_ = prefilled.context;
+    session_.emplace(context_, std::move(options), model_.device());
+    if (flags_.answers.cite) {
+      cited_ = cited_text(model_.tokenizer(), tokens, text_, files_);
+      neutral_.clear();
+      neutral_prompt_ = neutral_prompt(conversation_, tokens);
+    }
     held_ = tokens;
     if (count == 0 || flags_.answers.quiet) return;
     fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
@@ -178,6 +193,8 @@ class Chat {
                              ? stream.content()
                              : model_.tokenizer().decode(result.tokens));
     const auto count = static_cast<std::int64_t>(result.tokens.size());
+    const std::vector<Citation> places = citations();
+    if (!flags_.answers.json) print_citations(places);
     if (flags_.answers.json) {
       Json json;
       json["event"] = "answer";
@@ -192,6 +209,7 @@ class Chat {
       json["decode_seconds"] = result.decode_seconds;
       add_drafts(json, result);
       json["conversation_tokens"] = session_->tokens();
+      if (cited_) json["citations"] = json_of(places);
       print_event(json);
     }
     ++answered_;
@@ -218,16 +236,35 @@ class Chat {
       fmt::print(stderr, "[turns so far: sparse, {}]\n", attended);
   }
 
+  /// Returns the places of the last answer. Each question begins anew.
+  std::vector<Citation> citations() {
+    if (!cited_) return {};
+    if (neutral_.empty()) {
+      RetrievalOptions options = session_->options();
+      neutral_ = neutral_attention(model_, context_, std::move(options), neutral_prompt_);
+    }
+    std::vector<Citation> places = cited_->cite(session_->attention_by_position(), neutral_);
+    session_->reset_attention();
+    return places;
+  }
+
   const ChatFlags& flags_;
   const Model& model_;
+  const std::string text_;
+  const std::vector<TextFile> files_;
   Conversation conversation_;
   ChatAnswers answers_;
   std::shared_ptr<const DraftModel> drafts_;
   std::shared_ptr<const Grammar> grammar_;  // null: any text
   ProgressBar& progress_;
+  std::shared_ptr<const Context> context_;
   std::optional<Session> session_;
-  std::int64_t answered_ = 0;  // questions
-  std::vector<Token> held_;    // those of the context, then the session's own
+  // With --cite.
+  std::optional<CitedText> cited_;
+  std::vector<Token> neutral_prompt_;
+  std::vector<double> neutral_;  // neutral_attention of the context; empty: not measured yet
+  std::int64_t answered_ = 0;    // questions
+  std::vector<Token> held_;      // those of the context, then the session's own
 };
 
 int run_chat(ChatFlags flags) {
@@ -235,7 +272,9 @@ int run_chat(ChatFlags flags) {
   check_model(flags.model, flags.retrieval);
   ChatTemplate chat_template = ChatTemplate::load(flags.model.directory);
   const Device device = open_device(flags.model);
-  const std::string text = text_of_files(flags.files);
+  check_cite(flags.answers, flags.retrieval, device);
+  std::vector<TextFile> files;
+  const std::string text = text_of_files(flags.files, &files);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
@@ -243,8 +282,9 @@ int run_chat(ChatFlags flags) {
   const Model model =
       load_model(flags.model, device, flags.prefill, flags.retrieval, progress, 0,
                  turn_attention(flags.prefill, flags.retrieval.sinks), flags.answers.drafts);
+  check_cite(flags.answers, model.config().attention);
   ChatAnswers answers(chat_template, model.tokenizer());
-  Chat chat(flags, model,
+  Chat chat(flags, model, text, std::move(files),
             Conversation(std::move(chat_template), model.tokenizer(), flags.system, text,
                          template_variables(flags.variables)),
             std::move(answers), load_draft_model(flags.answers.drafts, model, progress), progress);

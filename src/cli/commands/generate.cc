@@ -14,6 +14,7 @@
 #include "src/cli/commands/answer_samples.h"
 #include "src/cli/commands/answer_stream.h"
 #include "src/cli/commands/chat_answers.h"
+#include "src/cli/commands/citations.h"
 #include "src/cli/commands/conversation.h"
 #include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
@@ -74,6 +75,10 @@ void check_flags(const GenerateFlags& flags) {
   if (!template_variables(flags.variables).empty() && !flags.chat) {
     throw UsageError("--template-arg: a plain prompt has no chat template; add --chat");
   }
+  if (flags.answers.cite && flags.files.empty())
+    throw UsageError("--cite: there are no files to cite; give -f, or leave it out");
+  if (flags.answers.cite && flags.samples > 1)
+    throw UsageError("--cite: cites one answer; leave --samples out");
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1) {
     throw UsageError("--file: '-' is given twice; standard input can be read once");
   }
@@ -103,7 +108,7 @@ Reading read(const Tokenizer& tokenizer, const std::string& text, const std::str
 }
 
 // The files are in the question: the context ends where a question may begin.
-Reading read(Conversation conversation, const std::string& prompt) {
+Reading read(Conversation& conversation, const std::string& prompt) {
   const std::vector<Token> before = conversation.before_questions();
   Reading reading;
   reading.prompt = conversation.ask(prompt);
@@ -142,7 +147,7 @@ struct Figures {
 
 void print_json(const Model& model, const Prefilled& prefilled, const GenerateResult& result,
                 const AnswerStream& stream, const Figures& figures, const std::string& prompt,
-                std::size_t number) {
+                std::size_t number, const std::vector<Citation>* citations) {
   const auto generated = static_cast<std::int64_t>(result.tokens.size());
   Json json;
   json["event"] = "answer";
@@ -188,6 +193,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["index_bytes"] = figures.memory.index_bytes;
   json["queries_bytes"] = figures.memory.queries_bytes;
   json["peak_memory_bytes"] = peak_memory_bytes();
+  if (citations != nullptr) json["citations"] = json_of(*citations);
   json["device"] = model.device().name();
   json["weights"] = name_of(model.weights());
   json["version"] = version();
@@ -267,8 +273,10 @@ int run_generate(GenerateFlags flags) {
   std::optional<ChatTemplate> chat;
   if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
   const Device device = open_device(flags.model);
+  check_cite(flags.answers, flags.retrieval, device);
 
-  const std::string text = text_of_files(flags.files);
+  std::vector<TextFile> files;
+  const std::string text = text_of_files(flags.files, &files);
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
@@ -284,10 +292,16 @@ int run_generate(GenerateFlags flags) {
   const Tokenizer& tokenizer = model.tokenizer();
   std::optional<ChatAnswers> chat_answers;
   if (chat) chat_answers.emplace(*chat, tokenizer);
-  const Reading reading = chat ? read({*std::move(chat), tokenizer, flags.system, text,
-                                       template_variables(flags.variables)},
-                                      flags.prompt)
-                               : read(tokenizer, text, flags.prompt);
+  std::optional<Conversation> conversation;
+  if (chat) {
+    conversation.emplace(*std::move(chat), tokenizer, flags.system, text,
+                         template_variables(flags.variables));
+  }
+  const Reading reading =
+      conversation ? read(*conversation, flags.prompt) : read(tokenizer, text, flags.prompt);
+  check_cite(flags.answers, model.config().attention);
+  std::optional<CitedText> cited;
+  if (flags.answers.cite) cited = cited_text(tokenizer, reading.context, text, files);
   const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
   check_rows(model.config().attention, given + flags.answers.predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
@@ -305,6 +319,7 @@ int run_generate(GenerateFlags flags) {
   RetrievalOptions retrieval = retrieval_options(flags.retrieval, shape.layers, index,
                                                  figures.prompt_tokens + flags.answers.predict + 1);
   retrieval.turns = turn_attention(flags.prefill, flags.retrieval.sinks);
+  retrieval.measure_attention = flags.answers.cite;
   Session session(prefilled.context, std::move(retrieval), device);
   std::vector<AnswerStream> streams;
   for (std::int64_t i = 0; i < flags.samples; ++i)
@@ -324,6 +339,14 @@ int run_generate(GenerateFlags flags) {
       generate_samples(model, session, reading.prompt, options, streams,
                        [&] { before_decoding = session.step_times(); });
   for (AnswerStream& stream : streams) stream.finish();
+  std::vector<Citation> citations;
+  if (cited) {
+    const std::vector<Token> neutral = conversation ? neutral_prompt(*conversation, reading.context)
+                                                    : tokenizer.encode(neutral_question);
+    citations =
+        cited->cite(session.attention_by_position(),
+                    neutral_attention(model, prefilled.context, session.options(), neutral));
+  }
 
   const SessionStats& stats = session.stats();
   figures.rows_per_head = stats.rows_per_head(shape.q_heads);
@@ -343,8 +366,12 @@ int run_generate(GenerateFlags flags) {
   figures.tail_spec = session.options().tail;
   if (flags.answers.json) {
     for (std::size_t i = 0; i < results.size(); ++i)
-      print_json(model, prefilled, results[i], streams[i], figures, flags.prompt, i);
-  } else if (!flags.answers.quiet) {
+      print_json(model, prefilled, results[i], streams[i], figures, flags.prompt, i,
+                 cited ? &citations : nullptr);
+  } else {
+    print_citations(citations);
+  }
+  if (!flags.answers.json && !flags.answers.quiet) {
     print_figures(prefilled, sum_of(results), figures);
     fmt::print(stderr, "device     {}\n", device.name());
     if (device.is_cuda()) fmt::print(stderr, "GPU memory {}\n", memory_account(device));

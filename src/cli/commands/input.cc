@@ -87,7 +87,7 @@ void require_text(const std::string& file, std::string_view text) {
 
 }  // namespace
 
-std::string text_of_files(const std::vector<std::string>& files) {
+std::string text_of_files(const std::vector<std::string>& files, std::vector<TextFile>* parts) {
   std::string text;
   for (const std::string& file : files) {
     if (file != "-" && is_context_file(file))  // of gigabytes, maybe
@@ -96,6 +96,7 @@ std::string text_of_files(const std::vector<std::string>& files) {
     const std::string one = file == "-" ? read_stdin() : read_file(file);
     require_text(file, one);
     text += one;
+    if (parts != nullptr) parts->push_back({file, std::ssize(one)});
   }
   if (!files.empty() && text.empty()) {
     throw FileError(fmt::format("{}: is empty; expected text", printable(files.front())));

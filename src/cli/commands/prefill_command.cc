@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "src/cli/commands.h"
+#include "src/cli/commands/citations.h"
 #include "src/cli/commands/input.h"
 #include "src/cli/commands/load_model.h"
 #include "src/cli/commands/prefill_step.h"
@@ -110,7 +111,8 @@ int run_prefill(PrefillCommandFlags flags) {
         "--measure: a CUDA device has an estimate of the share alone; leave it out, or give "
         "--device cpu");
   }
-  const std::string text = text_of_files(flags.files);
+  std::vector<TextFile> files;
+  const std::string text = text_of_files(flags.files, &files);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
@@ -151,7 +153,8 @@ int run_prefill(PrefillCommandFlags flags) {
                                 model_name(flags.model), name_of(model.weights()), mode),
        .length = length,
        .tokens = kept.tokens,
-       .end = kept.end},
+       .end = kept.end,
+       .sources = sources_of(model.tokenizer(), kept.tokens, text, files)},
       progress.callback("save"));
   progress.finish();
   const double seconds = saving.seconds();

@@ -25,6 +25,7 @@ struct AnswerFlags {
   DraftFlags drafts;
   bool quiet = false;
   bool json = false;
+  bool cite = false;  ///< names the places that the answer attended
 };
 
 void visit_flags(AnswerFlags& flags, auto& visit) {
@@ -40,6 +41,7 @@ void visit_flags(AnswerFlags& flags, auto& visit) {
   visit_flags(flags.drafts, visit);
   visit("--quiet", flags.quiet);
   visit("--json", flags.json);
+  visit("--cite", flags.cite);
 }
 
 /// Throws UsageError for what is wrong with the flags whatever the model.

@@ -115,7 +115,7 @@ CommandHelp generate_command() {
                       "generate N answers, with this seed and the next ones", "1")),
        retrieval_flags(),
        prefill_flags("auto"),
-       with_flag(shown_flags(), 3, profile_flag())},
+       with_flag(shown_flags(), 4, profile_flag())},
       {"topkv generate -m models/needle-14m -p \"Once upon a time\" -n 40",
        "cat book.txt | topkv generate -m models/needle-14m -f - -p \"The hero's name is\""}};
 }

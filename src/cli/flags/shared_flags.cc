@@ -160,6 +160,8 @@ FlagGroup shown_flags() {
            Flag("--logprobs", value::count(0, 20),
                 "with --json: print log-probabilities, of the N likeliest tokens too, 0 to 20", "",
                 "none"),
+           not_in_run(Flag("--cite", {},
+                           "print the three lines of the files that the answer attended most")),
            Flag("--quiet", {}, "print no figures and no progress")}};
 }
 

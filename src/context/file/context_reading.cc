@@ -100,6 +100,7 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
                    .length = meta.length,
                    .tokens = read_tokens(),
                    .end = meta.end,
+                   .sources = meta.sources,
                    .application_data = read_application_data()};
   if (!loaded.origin.tokens.empty())
     segment.token_index = std::make_shared<const TokenIndex>(loaded.origin.tokens);

@@ -50,7 +50,9 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
                 .model = printable(origin.model),
                 .made_with = printable(origin.made_with),
                 .length = origin.length,
-                .end = origin.end};
+                .end = origin.end,
+                .sources = origin.sources};
+  for (ContextSource& source : meta.sources) source.name = printable(source.name);
   const RowStore& rows = segment.states->rows();
   for (std::int64_t layer = 0; layer < meta.shape.layers; ++layer)
     meta.first_rows.push_back(rows.has_rows(layer) ? rows.first_row(layer) : 0);

@@ -19,6 +19,7 @@ constexpr std::int64_t most_heads = 1 << 20;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
 constexpr std::int64_t most_indices = 1 << 10;
 constexpr std::size_t most_spec_bytes = 1024;
+constexpr std::int64_t most_sources = 1 << 20;
 
 /// Returns a list of numbers from `least` on, one for each layer. Empty: there is no list of this
 /// name.
@@ -92,6 +93,23 @@ std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::files
     indices.push_back({.spec = std::move(spec), .heads_of = heads_of, .owner = owner});
   }
   return indices;
+}
+
+/// Returns the files of the text. Empty: there is no such list.
+std::vector<ContextSource> sources_of(const JsonObject& json, const std::filesystem::path& path) {
+  std::vector<ContextSource> sources;
+  const nlohmann::json* list = json.find("sources");
+  if (list == nullptr) return sources;
+  if (!list->is_array() || std::ssize(*list) > most_sources)
+    json.fail("sources", fmt::format("a list of at most {} files", most_sources));
+  for (const auto& one : *list) {
+    const JsonObject source(one, path, fmt::format("sources[{}].", sources.size()));
+    constexpr std::int64_t most = std::int64_t{1} << 60;
+    sources.push_back({.name = printable(source.text("name")),
+                       .begin = source.integer("begin", 0, most),
+                       .bytes = source.integer("bytes", 0, most)});
+  }
+  return sources;
 }
 
 /// What `index` is to this version. REQUIRES: those before it have been looked at.
@@ -172,6 +190,10 @@ std::string write_meta(const FileMeta& meta) {
   json["text_left"] = meta.end.text_left;
   json["chat"] = meta.end.chat;
   json["system"] = meta.end.system;
+  for (const ContextSource& source : meta.sources) {
+    json["sources"].push_back(
+        {{"name", source.name}, {"begin", source.begin}, {"bytes", source.bytes}});
+  }
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -209,6 +231,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   meta.end = {.text_left = json.text("text_left"),
               .chat = json.flag("chat"),
               .system = json.text("system")};
+  meta.sources = sources_of(json, path);
   try {
     shape.check();
     meta.dtype = KvDType::parse(json.text("kv_dtype"));

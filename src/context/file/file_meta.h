@@ -46,6 +46,7 @@ struct FileMeta {
   std::string model, made_with;
   std::int64_t length = 0;  ///< ContextOrigin
   ContextEnd end;
+  std::vector<ContextSource> sources = {};
 };
 
 /// Returns the JSON text of a description.
