@@ -52,7 +52,7 @@ Json settings_of(const std::string& words) {
 
 TEST(NeedleSettings, AreTheSameInAnySpelling) {
   const Json usual = settings_of("");
-  EXPECT_EQ(settings_of("--kv-window 1K --kv-topk 064 --kv-dense-layers 00 --temp 0.0 --seed 042"),
+  EXPECT_EQ(settings_of("--kv-window 1K --kv-topk 0128 --kv-dense-layers 00 --temp 0.0 --seed 042"),
             usual);
   EXPECT_EQ(Json::parse(usual.dump()), usual);  // throws where it is not UTF-8
 }
@@ -79,7 +79,7 @@ TEST(NeedleSettings, AreWrittenAsBefore) {
   for (const char* member : {"version", "model", "depths"}) json.erase(member);
   EXPECT_EQ(json.dump(),
             R"({"lengths":[131072],"haystack":"generated","needle":"number","ruler_length":false,)"
-            R"("separate":false,"predict":32,"kv_index":[],"kv_topk":"64","kv_window":1024,)"
+            R"("separate":false,"predict":32,"kv_index":[],"kv_topk":"128","kv_window":1024,)"
             R"("kv_sinks":4,"kv_select":"query_head","kv_dense_layers":0,"kv_recall":false,)"
             R"("kv_dtype":"bf16","prefill":"window","prefill_window":1024,"chunk":"auto",)"
             R"("temperature":0.0,"top_p":1.0,"top_k":0,"seed":42,"gpu_mem":"auto","threads":2,)"
@@ -92,7 +92,7 @@ TEST(NeedleSettings, AreWrittenAsBefore) {
   EXPECT_EQ(json.dump(),
             R"({"lengths":[131072],"haystack":"generated","needle":"custom","needle_text":"a",)"
             R"("question":"b","answer":"c","ruler_length":false,"separate":true,"predict":32,)"
-            R"("kv_index":[],"kv_topk":"64","kv_window":1024,"kv_sinks":4,)"
+            R"("kv_index":[],"kv_topk":"128","kv_window":1024,"kv_sinks":4,)"
             R"("kv_select":"query_head","kv_host_search":true,"kv_dense_layers":"all",)"
             R"("kv_tail":"codes","kv_mass":0.9,"kv_error":0.1,"kv_recall":false,)"
             R"("kv_dtype":"bf16","prefill":"dense","chunk":512,"temperature":0.0,"top_p":1.0,)"

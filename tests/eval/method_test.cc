@@ -36,7 +36,7 @@ TEST(Methods, CodesAreTheModelsDefault) {
   EXPECT_EQ(codes.options.index, IndexSpec::default_for(64).text());
   EXPECT_EQ(codes.options.tail, "");
   EXPECT_TRUE(codes.budgets);
-  EXPECT_EQ(parse_method("codes", {.head_dim = 128, .layers = 2}).options.index, "codes:k=16,v=8");
+  EXPECT_EQ(parse_method("codes", {.head_dim = 512, .layers = 2}).options.index, "codes:k=16,v=8");
 }
 
 TEST(Methods, AnyIndexIsOne) {
