@@ -40,7 +40,7 @@ struct ContextEnd {
 
 /// A file whose text is a part of a context's text.
 struct ContextSource {
-  std::string name = {};   ///< the file's path, as it was given
+  std::string name = {};   ///< the file's path, as it was given; at most 65,536 bytes
   std::int64_t begin = 0;  ///< its first byte in the text of the context's tokens
   std::int64_t bytes = 0;  ///< the size of its text
 };
@@ -56,9 +56,9 @@ struct ContextOrigin {
   /// The tokens of the rows. Empty: unknown.
   std::vector<Token> tokens = {};
   ContextEnd end = {};
-  /// The files of the text, in its order. Empty: unknown. The text of a token is its bytes
-  /// (Tokenizer::bytes_of_token), or the content of a special token. The text of the last file may
-  /// go on behind the last token.
+  /// The files of the text, in its order; none begins before the end of another. Empty: unknown.
+  /// The text of a token is its bytes (Tokenizer::bytes_of_token), or the content of a special
+  /// token. The text of the last file may go on behind the last token.
   std::vector<ContextSource> sources = {};
   /// Bytes that an application keeps beside the rows, such as the states of layers that it computes
   /// itself. topkv checks their checksum and nothing else. Empty: there are none.

@@ -68,9 +68,25 @@ mkdir plainly && ln -s "$model"/* plainly/ && rm plainly/chat_template.jinja
 printf '%s' '{% for m in messages %}{{ m.content }}{% if m.role != "user" %}{{ "\n" }}{% endif %}{% endfor %}' >plainly/chat_template.jinja
 { sed -n 5p questions; sed -n 12p questions; } | "$topkv" chat -m plainly $files $flags --cite >answer 2>places.1 || echo "FAILED: $(cat places.1)"
 holds 'each question of a conversation has places of its own' test "$(grep '^\[1\]' places.1 | sed 's/  .*//' | tr '\n' ' ')" = '[1] part1.txt:11 [1] part3.txt:20 '
+"$topkv" generate -m plainly --chat $files -p "$first" $flags --cite >answer 2>places.1 || echo "FAILED: $(cat places.1)"
+holds 'generate cites in a chat template, too' grep -q '^\[1\] part1.txt:11  ' places.1
 "$topkv" prefill -m plainly --chat $files -o chat.tkv --device cpu --quiet
 "$topkv" ask chat.tkv -m plainly $flags -p "$first" --cite >answer 2>places.1
 holds 'a context in a chat template names its files' grep -q '^\[1\] part1.txt:11  ' places.1
+
+# A fact at the end of a text: its last word is read with the question.
+head -c -1 part3.txt >part4.txt && printf '\nOne of the special magic numbers for last-word is: 7654321.' >>part4.txt
+last='What is the special magic number for last-word mentioned in the provided text? The special magic number for last-word mentioned in the provided text is'
+"$topkv" generate -m "$model" -f part0.txt -f part4.txt -p "$last" $flags --cite --json >json 2>log || echo "FAILED: $(cat log)"
+"$topkv" prefill -m "$model" -f part0.txt -f part4.txt -o last.tkv --device cpu --quiet
+"$topkv" ask last.tkv -m "$model" -p "$last" $flags --cite --json >>json 2>log || echo "FAILED: $(cat log)"
+holds 'a last line is cited as it is' python3 -c '
+import json
+answers = [event for event in map(json.loads, open("json")) if "citations" in event]
+assert len(answers) == 2
+for answer in answers:
+    texts = [one["text"] for one in answer["citations"] if one["line"] == 25]
+    assert texts == ["One of the special magic numbers for last-word is: 7654321."], answer["citations"]'
 
 # refused PATTERN COMMAND...
 refused() {
@@ -83,6 +99,12 @@ refused() {
 }
 refused '--cite: there are no files to cite' "$topkv" generate -m "$model" -p x --cite
 refused '--cite: there are no files to cite' "$topkv" chat -m "$model" --cite
+python3 -c 'open("latin.txt", "wb").write(("caf\u00e9\n" * 3 + "one\n").encode("latin-1"))'
+refused '--cite: the tokenizer or the chat template changes the text' "$topkv" generate -m "$model" -f latin.txt -f part0.txt -p x --cite --device cpu
+refused '--cite: the tokenizer or the chat template changes the text' "$topkv" chat -m plainly -f part0.txt -f latin.txt --cite --device cpu
+"$topkv" prefill -m "$model" -f latin.txt -o latin.tkv --device cpu --quiet 2>log
+holds 'prefill warns of such a text' grep -q 'warning: the tokenizer or the chat template changes the text' log
+refused 'latin.tkv: does not name the files of its text' "$topkv" ask latin.tkv -m "$model" -p x --cite --device cpu
 refused '--cite: cites one answer' "$topkv" generate -m "$model" $files -p x --cite -N 2
 refused '--cite: .*leave --kv-mass out' "$topkv" ask all.tkv -m "$model" -p x --cite --kv-mass 0.9 --device cpu
 end

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -170,7 +171,16 @@ TEST(ContextFile, NamesTheFilesOfItsText) {
   EXPECT_EQ(sources[1].name, "folder/\\x0a.md");  // one line
   EXPECT_EQ(sources[1].begin, 97);
   EXPECT_EQ(sources[1].bytes, 0);
-  EXPECT_THROW(save_context(*context, path, {.sources = {{"a", -1, 3}}}), InvalidArgument);
+  const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+  for (const std::vector<ContextSource>& wrong : {std::vector<ContextSource>{{"a", -1, 3}},
+                                                  {{"a", 0, -3}},
+                                                  {{"a", 0, 5}, {"b", 4, 5}},
+                                                  {{"a", 9, 5}, {"b", 0, 5}},
+                                                  {{"a", 1, huge}},
+                                                  {{"a", huge, 1}},
+                                                  {{std::string((1 << 16) + 1, 'a'), 0, 5}}}) {
+    EXPECT_THROW(save_context(*context, path, {.sources = wrong}), InvalidArgument);
+  }
 }
 
 TEST(ContextFile, WhatIsLoadedTakesMoreIndicesOfKeptQueries) {

@@ -78,7 +78,8 @@ class Asking {
         grammar_(answer_grammar(flags.answers, model)),
         progress_(progress) {
     if (flags.answers.cite)
-      cited_.emplace(model.tokenizer(), loaded_.origin.tokens, loaded_.origin.sources);
+      cited_.emplace(model.tokenizer(), loaded_.origin.tokens, loaded_.origin.end.text_left,
+                     loaded_.origin.sources);
   }
 
   /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
@@ -190,13 +191,13 @@ class Asking {
         [&](std::size_t i, std::string_view piece) { return streams[i].take(piece); });
     for (std::size_t i = 0; i < count; ++i) {
       streams[i].finish();
-      print_figures(prompts[i], std::ssize(tokens[i]), results[i], streams[i], first_token[i],
-                    sessions[i]);
+      print_figures(prompts[i], tokens[i], results[i], streams[i], first_token[i], sessions[i]);
     }
     return count;
   }
 
-  std::vector<Citation> citations(const Session& session) {
+  /// own: the tokens that the session read first.
+  std::vector<Citation> citations(const Session& session, std::span<const Token> own) {
     if (!cited_) return {};
     if (neutral_.empty()) {
       RetrievalOptions options = session.options();
@@ -204,13 +205,15 @@ class Asking {
       neutral_ = neutral_attention(model_, loaded_.context, std::move(options),
                                    tokens_of(neutral_question));
     }
-    return cited_->cite(session.attention_by_position(), neutral_);
+    return cited_->cite(session.attention_by_position(), neutral_, own);
   }
 
-  void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
-                     const AnswerStream& stream, double first_token, const Session& session) {
+  void print_figures(const std::string& prompt, std::span<const Token> tokens,
+                     const GenerateResult& result, const AnswerStream& stream, double first_token,
+                     const Session& session) {
     const std::vector<PrefillShare> turns = session.turn_shares();
-    const std::vector<Citation> places = citations(session);
+    const std::vector<Citation> places = citations(session, tokens);
+    const auto read = std::ssize(tokens);
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =
         result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
@@ -235,7 +238,7 @@ class Asking {
       print_event(json);
       return;
     }
-    print_citations(places);
+    if (cited_) print_citations(places);
     if (flags_.answers.quiet) return;
     fmt::print(stderr, "[{} tokens read, first answered after {}, {} answered, {}/s]\n",
                format_grouped(read), format_seconds(first_token), format_grouped(count),
@@ -296,10 +299,10 @@ int run_ask(AskFlags flags) {
   check_ids(flags.file, loaded.origin.tokens, model.config().vocab_size);
   if (flags.answers.cite && loaded.origin.sources.empty()) {
     throw FileError(fmt::format(
-        "{}: does not name the files of its text for --cite, as files of earlier versions do not, "
-        "and "
-        "files of texts that a tokenizer changes; leave --cite out, or read the text again with "
-        "topkv prefill",
+        "{}: does not name the files of its text, as files of earlier versions do not, and files "
+        "of "
+        "texts that the tokenizer or the chat template changes; leave --cite out, or read the text "
+        "again with topkv prefill, which warns of such a text",
         printable(flags.file)));
   }
   Asking asking(flags, model, std::move(loaded), std::move(chat),

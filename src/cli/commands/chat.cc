@@ -133,6 +133,7 @@ class Chat {
     }
     check_indices(flags_.retrieval, config, count);
     check_indices(model_.device(), config.attention, flags_.retrieval, count);
+    if (flags_.answers.cite) cite(tokens);
     session_.reset();  // and the context before it, whose rows may take all there is
     context_.reset();
     const Prefilled prefilled =
@@ -143,17 +144,28 @@ class Chat {
     options.measure_attention = flags_.answers.cite;
     context_ = prefilled.context;
     session_.emplace(context_, std::move(options), model_.device());
-    if (flags_.answers.cite) {
-      cited_ = cited_text(model_.tokenizer(), tokens, text_, files_);
-      neutral_.clear();
-      neutral_prompt_ = neutral_prompt(conversation_, tokens);
-    }
     held_ = tokens;
     if (count == 0 || flags_.answers.quiet) return;
     fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
                format_seconds(prefilled.seconds + prefilled.times.indexing),
                byte_text(prefilled.context->memory().rows_bytes));
     fmt::print(stderr, "prefill    {}\n", reading_text(prefilled.attention, prefilled.shares));
+  }
+
+  /// Finds the lines of the files in a context of these tokens. In a context that is read in place
+  /// of another they may be lost: answers have no citations from then on.
+  void cite(const std::vector<Token>& tokens) {
+    cited_.reset();
+    neutral_.clear();
+    try {
+      cited_ = cited_text(model_.tokenizer(), tokens, text_, files_);
+      neutral_prompt_ = neutral_prompt(conversation_, tokens);
+    } catch (const Unsupported&) {
+      if (!context_) throw;
+      progress_.note(warning_line(
+          "the chat template moves the text of the files out of the context: answers have no "
+          "citations from now on"));
+    }
   }
 
   /// A template that moves or rewrites what the context was made of.
@@ -194,7 +206,7 @@ class Chat {
                              : model_.tokenizer().decode(result.tokens));
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const std::vector<Citation> places = citations();
-    if (!flags_.answers.json) print_citations(places);
+    if (!flags_.answers.json && cited_) print_citations(places);
     if (flags_.answers.json) {
       Json json;
       json["event"] = "answer";
@@ -243,7 +255,9 @@ class Chat {
       RetrievalOptions options = session_->options();
       neutral_ = neutral_attention(model_, context_, std::move(options), neutral_prompt_);
     }
-    std::vector<Citation> places = cited_->cite(session_->attention_by_position(), neutral_);
+    std::vector<Citation> places =
+        cited_->cite(session_->attention_by_position(), neutral_,
+                     std::span(held_).subspan(static_cast<std::size_t>(context_->tokens())));
     session_->reset_attention();
     return places;
   }

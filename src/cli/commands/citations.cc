@@ -74,6 +74,8 @@ std::vector<ContextSource> sources_of(const Tokenizer& tokenizer, std::span<cons
   for (std::size_t size = text.size(); least == 0 && begin == all.npos && size > 0; --size)
     begin = all.find(text.substr(0, size));
   if (begin == all.npos) return {};
+  const auto same = std::ranges::mismatch(std::string_view(all).substr(begin), text);
+  if (same.in1 != std::string_view(all).end() && same.in2 != text.end()) return {};
   std::vector<ContextSource> sources;
   for (const TextFile& file : files) {
     sources.push_back(
@@ -84,21 +86,32 @@ std::vector<ContextSource> sources_of(const Tokenizer& tokenizer, std::span<cons
 }
 
 CitedText::CitedText(const Tokenizer& tokenizer, std::span<const Token> tokens,
-                     std::vector<ContextSource> sources)
-    : sources_(std::move(sources)) {
-  std::vector<std::size_t> places;  // of the first byte of each token that is no space
+                     std::string_view left, std::vector<ContextSource> sources)
+    : tokenizer_(tokenizer), sources_(std::move(sources)) {
+  for (const Token token : tokens) text_ += text_of(tokenizer, token);
+  held_bytes_ = text_.size();
+  text_ += left;
+  for (std::size_t source = 0; source < sources_.size(); ++source) add_lines(source);
+  std::size_t at = 0;
   for (const Token token : tokens) {
     const std::string text = text_of(tokenizer, token);
-    const std::size_t first = text.find_first_not_of(spaces);
-    places.push_back(text_.size() + (first == text.npos ? 0 : first));
-    text_ += text;
+    add_place(text, at, line_of_);
+    at += text.size();
   }
-  for (std::size_t source = 0; source < sources_.size(); ++source) add_lines(source);
-  for (const std::size_t place : places) {
-    const auto next = std::ranges::upper_bound(lines_, place, {}, &Line::begin);
-    const bool within = next != lines_.begin() && place < std::prev(next)->end;
-    line_of_.push_back(within ? std::distance(lines_.begin(), next) - 1 : -1);
-  }
+}
+
+/// Adds the line of a token: that of its first byte that is no space.
+void CitedText::add_place(std::string_view text, std::size_t begin,
+                          std::vector<std::int64_t>& lines) const {
+  const std::size_t first = text.find_first_not_of(spaces);
+  lines.push_back(line_at(begin + (first == text.npos ? 0 : first)));
+}
+
+/// Returns -1 for a place that is in no file.
+std::int64_t CitedText::line_at(std::size_t place) const {
+  const auto next = std::ranges::upper_bound(lines_, place, {}, &Line::begin);
+  const bool within = next != lines_.begin() && place < std::prev(next)->end;
+  return within ? std::distance(lines_.begin(), next) - 1 : -1;
 }
 
 void CitedText::add_lines(std::size_t source) {
@@ -113,20 +126,29 @@ void CitedText::add_lines(std::size_t source) {
 }
 
 std::vector<Citation> CitedText::cite(std::span<const double> attention,
-                                      std::span<const double> neutral) const {
-  const std::size_t count = std::min({line_of_.size(), attention.size(), neutral.size()});
+                                      std::span<const double> neutral,
+                                      std::span<const Token> own) const {
+  std::vector<std::int64_t> line_of = line_of_;
+  std::size_t at = held_bytes_;
+  for (const Token token : own) {
+    if (at >= text_.size()) break;
+    const std::string text = text_of(tokenizer_, token);
+    add_place(text, at, line_of);
+    at += text.size();
+  }
+  const std::size_t count = std::min({line_of.size(), attention.size(), neutral.size()});
   double all = 0;
   double all_neutral = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (line_of_[i] < 0) continue;
+    if (line_of[i] < 0) continue;
     all += attention[i];
     all_neutral += neutral[i];
   }
   const double part = all_neutral > 0 ? all / all_neutral : 0;
   std::vector<double> scores(lines_.size());
   for (std::size_t i = 0; i < count; ++i) {
-    if (line_of_[i] < 0) continue;
-    scores[static_cast<std::size_t>(line_of_[i])] +=
+    if (line_of[i] < 0) continue;
+    scores[static_cast<std::size_t>(line_of[i])] +=
         std::max(0.0, attention[i] - neutral_weight * part * neutral[i]);
   }
   const double drawn = std::accumulate(scores.begin(), scores.end(), 0.0);
@@ -157,12 +179,14 @@ CitedText cited_text(const Tokenizer& tokenizer, std::span<const Token> tokens,
         "--cite: the tokenizer or the chat template changes the text of the files, so that their "
         "lines cannot be told apart; leave --cite out");
   }
-  return {tokenizer, tokens, std::move(sources)};
+  const std::size_t held =
+      text_of(tokenizer, tokens).size() - static_cast<std::size_t>(sources.front().begin);
+  return {tokenizer, tokens, text.substr(std::min(held, text.size())), std::move(sources)};
 }
 
-std::vector<Token> neutral_prompt(Conversation& conversation, const std::vector<Token>& context) {
-  const std::vector<Token> asked = conversation.ask(neutral_question);
-  conversation.forget_question();
+std::vector<Token> neutral_prompt(const Conversation& conversation,
+                                  const std::vector<Token>& context) {
+  const std::vector<Token> asked = conversation.only(neutral_question);
   const std::size_t same = std::min(common_tokens(context, asked), asked.size() - 1);
   return {asked.begin() + static_cast<std::ptrdiff_t>(same), asked.end()};
 }
@@ -177,6 +201,9 @@ std::vector<double> neutral_attention(const Model& model,
 }
 
 void print_citations(std::span<const Citation> citations) {
+  if (citations.empty()) {
+    fmt::print(stderr, "[no line of the files drew more attention than from any question]\n");
+  }
   for (std::size_t i = 0; i < citations.size(); ++i) {
     const Citation& of = citations[i];
     fmt::print(stderr, "[{}] {}:{}  {:.0f} %  {}\n", i + 1, topkv::printable(of.file), of.line,

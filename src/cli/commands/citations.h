@@ -33,8 +33,8 @@ struct Citation {
 void check_cite(const AnswerFlags& answers, const RetrievalFlags& retrieval, const Device& device);
 void check_cite(const AnswerFlags& answers, const AttentionShape& shape);
 
-/// Finds the files of a text in the text of its tokens. Empty: the tokenizer or the chat template
-/// has changed the text. text: of the files, one behind the other.
+/// Finds the files of a text in the text of its tokens, which may end within it. Empty: the
+/// tokenizer or the chat template has changed the text. text: of the files, one behind the other.
 std::vector<ContextSource> sources_of(const Tokenizer& tokenizer, std::span<const Token> tokens,
                                       std::string_view text, std::span<const TextFile> files);
 
@@ -43,16 +43,18 @@ class CitedText {
  public:
   static constexpr std::size_t most_citations = 3;
 
-  /// tokens: of the context. sources: of these tokens, not empty.
-  CitedText(const Tokenizer& tokenizer, std::span<const Token> tokens,
+  /// tokenizer: outlives this. tokens: of the context. left: the text of the files behind these
+  /// tokens. sources: of both, not empty.
+  CitedText(const Tokenizer& tokenizer, std::span<const Token> tokens, std::string_view left,
             std::vector<ContextSource> sources);
 
   /// Returns the lines that drew most attention, the first one most. A position counts with the
   /// attention that it got beyond twice its part of `neutral`, the attention to a question about
   /// nothing.
-  /// attention, neutral: Session::attention_by_position.
-  std::vector<Citation> cite(std::span<const double> attention,
-                             std::span<const double> neutral) const;
+  /// attention, neutral: Session::attention_by_position. own: the session's tokens behind the
+  /// context; the first of them may be of the files' text, too.
+  std::vector<Citation> cite(std::span<const double> attention, std::span<const double> neutral,
+                             std::span<const Token> own) const;
 
  private:
   struct Line {
@@ -62,8 +64,12 @@ class CitedText {
   };
 
   void add_lines(std::size_t source);
+  std::int64_t line_at(std::size_t place) const;
+  void add_place(std::string_view text, std::size_t begin, std::vector<std::int64_t>& lines) const;
 
-  std::string text_;  // of the tokens
+  const Tokenizer& tokenizer_;
+  std::string text_;            // of the tokens, and what is left of the files
+  std::size_t held_bytes_ = 0;  // of the tokens
   std::vector<ContextSource> sources_;
   std::vector<Line> lines_;
   std::vector<std::int64_t> line_of_;  // of each token; -1: it is in no file
@@ -74,9 +80,9 @@ class CitedText {
 CitedText cited_text(const Tokenizer& tokenizer, std::span<const Token> tokens,
                      std::string_view text, std::span<const TextFile> files);
 
-/// Returns the tokens that ask a question about nothing behind a context. The conversation stays as
-/// it is.
-std::vector<Token> neutral_prompt(Conversation& conversation, const std::vector<Token>& context);
+/// Returns the tokens that ask a question about nothing behind a context, and no other question.
+std::vector<Token> neutral_prompt(const Conversation& conversation,
+                                  const std::vector<Token>& context);
 
 /// Returns the attention to a question about nothing, which reads `prompt` and answers it shortly.
 /// Most positions get attention from any question: what they get here is no sign of a place.
@@ -88,7 +94,7 @@ std::vector<double> neutral_attention(const Model& model,
 /// The text of a question about nothing.
 inline constexpr const char* neutral_question = "N/A";
 
-/// Prints citations to standard error, a line each.
+/// Prints citations to standard error, a line each, or that there are none.
 void print_citations(std::span<const Citation> citations);
 /// [{"file": …, "line": …, "share": …, "text": …}, …]
 Json json_of(std::span<const Citation> citations);

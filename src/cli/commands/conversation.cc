@@ -18,17 +18,20 @@ Conversation::Conversation(ChatTemplate chat, const Tokenizer& tokenizer, const 
 
 std::vector<Token> Conversation::before_questions() const {
   if (files_.empty()) return {};
-  const auto asked = [this](const char* question) {
-    std::vector<ChatMessage> messages = messages_;
-    messages.push_back({"user", files_ + question});
-    return tokens_of(messages);
-  };
-  std::vector<Token> same = asked("a");
+  std::vector<Token> same = only("a");
   // Nothing in common with it, and of the kinds of characters that join to what is before them.
   for (const char* question : {"?", " b", "\nc", "1"}) {
-    same.resize(common_tokens(same, asked(question)));
+    same.resize(common_tokens(same, only(question)));
   }
   return same;
+}
+
+std::vector<Token> Conversation::only(const std::string& question) const {
+  std::vector<ChatMessage> messages;
+  if (!messages_.empty() && messages_.front().role == "system")
+    messages.push_back(messages_.front());
+  messages.push_back({"user", files_ + question});
+  return tokens_of(messages);
 }
 
 std::vector<Token> Conversation::ask(const std::string& question) {

@@ -22,6 +22,9 @@ class Conversation {
   /// what the template has before them. Empty without files.
   std::vector<Token> before_questions() const;
 
+  /// Returns the tokens of a conversation with the same files that has this question alone.
+  std::vector<Token> only(const std::string& question) const;
+
   /// Adds a question. The tokens of all up to where its answer begins.
   std::vector<Token> ask(const std::string& question);
 

@@ -343,9 +343,9 @@ int run_generate(GenerateFlags flags) {
   if (cited) {
     const std::vector<Token> neutral = conversation ? neutral_prompt(*conversation, reading.context)
                                                     : tokenizer.encode(neutral_question);
-    citations =
-        cited->cite(session.attention_by_position(),
-                    neutral_attention(model, prefilled.context, session.options(), neutral));
+    citations = cited->cite(session.attention_by_position(),
+                            neutral_attention(model, prefilled.context, session.options(), neutral),
+                            reading.prompt);
   }
 
   const SessionStats& stats = session.stats();
@@ -368,7 +368,7 @@ int run_generate(GenerateFlags flags) {
     for (std::size_t i = 0; i < results.size(); ++i)
       print_json(model, prefilled, results[i], streams[i], figures, flags.prompt, i,
                  cited ? &citations : nullptr);
-  } else {
+  } else if (cited) {
     print_citations(citations);
   }
   if (!flags.answers.json && !flags.answers.quiet) {

@@ -7,9 +7,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "src/cli/commands.h"
 #include "src/cli/commands/citations.h"
+#include "src/cli/commands/device_report.h"
 #include "src/cli/commands/input.h"
 #include "src/cli/commands/load_model.h"
 #include "src/cli/commands/prefill_step.h"
@@ -145,6 +147,12 @@ int run_prefill(PrefillCommandFlags flags) {
     prefilled.context = prefilled.context->with_index(flags.retrieval.indices[i],
                                                       progress.callback("index"), device);
   }
+  std::vector<ContextSource> sources = sources_of(model.tokenizer(), kept.tokens, text, files);
+  if (sources.empty() && !text.empty()) {
+    progress.note(warning_line(
+        "the tokenizer or the chat template changes the text of the files: topkv ask --cite cannot "
+        "name their lines"));
+  }
   const Stopwatch saving;
   save_context(
       *prefilled.context, flags.output,
@@ -154,7 +162,7 @@ int run_prefill(PrefillCommandFlags flags) {
        .length = length,
        .tokens = kept.tokens,
        .end = kept.end,
-       .sources = sources_of(model.tokenizer(), kept.tokens, text, files)},
+       .sources = std::move(sources)},
       progress.callback("save"));
   progress.finish();
   const double seconds = saving.seconds();

@@ -40,6 +40,7 @@ std::int64_t heads_of(const Segment& segment, std::size_t i) {
 }
 
 FileMeta describe(const Context& context, const ContextOrigin& origin) {
+  check_sources(origin.sources);
   const Segment& segment = ContextFile::segment(context);
   FileMeta meta{.writer = fmt::format("topkv {}", TOPKV_VERSION),
                 .shape = context.shape(),

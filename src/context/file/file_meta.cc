@@ -20,6 +20,8 @@ constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
 constexpr std::int64_t most_indices = 1 << 10;
 constexpr std::size_t most_spec_bytes = 1024;
 constexpr std::int64_t most_sources = 1 << 20;
+constexpr std::int64_t most_source_name = 1 << 16;
+constexpr std::int64_t most_source_bytes = std::int64_t{1} << 60;
 
 /// Returns a list of numbers from `least` on, one for each layer. Empty: there is no list of this
 /// name.
@@ -102,12 +104,16 @@ std::vector<ContextSource> sources_of(const JsonObject& json, const std::filesys
   if (list == nullptr) return sources;
   if (!list->is_array() || std::ssize(*list) > most_sources)
     json.fail("sources", fmt::format("a list of at most {} files", most_sources));
+  std::int64_t end = 0;  // of the file before
   for (const auto& one : *list) {
     const JsonObject source(one, path, fmt::format("sources[{}].", sources.size()));
-    constexpr std::int64_t most = std::int64_t{1} << 60;
-    sources.push_back({.name = printable(source.text("name")),
-                       .begin = source.integer("begin", 0, most),
-                       .bytes = source.integer("bytes", 0, most)});
+    ContextSource& of = sources.emplace_back(source.text("name"));
+    if (std::ssize(of.name) > most_source_name)
+      source.fail("name", fmt::format("a text of at most {} bytes", most_source_name));
+    of.name = printable(of.name);
+    of.begin = source.integer("begin", end, most_source_bytes);
+    of.bytes = source.integer("bytes", 0, most_source_bytes - of.begin);
+    end = of.begin + of.bytes;
   }
   return sources;
 }
@@ -153,6 +159,25 @@ std::vector<std::string> FileMeta::known_specs() const {
   for (const Index& index : indices)
     if (index.known) specs.push_back(index.spec);
   return specs;
+}
+
+void check_sources(std::span<const ContextSource> sources) {
+  if (std::ssize(sources) > most_sources) {
+    throw InvalidArgument(fmt::format("save: {} files of the text; expected at most {}",
+                                      sources.size(), most_sources));
+  }
+  std::int64_t end = 0;
+  for (const ContextSource& of : sources) {
+    if (std::ssize(of.name) > most_source_name || of.begin < end || of.begin > most_source_bytes ||
+        of.bytes < 0 || of.bytes > most_source_bytes - of.begin) {
+      throw InvalidArgument(fmt::format(
+          "save: a file of the text has a name of {} bytes, begins at byte {} and has {} bytes; "
+          "expected files in the order of the text, here from byte {} on, of at most 2^60 bytes "
+          "together, with names of at most {} bytes",
+          of.name.size(), of.begin, of.bytes, end, most_source_name));
+    }
+    end = of.begin + of.bytes;
+  }
 }
 
 std::string write_meta(const FileMeta& meta) {

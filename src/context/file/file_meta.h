@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,6 +49,9 @@ struct FileMeta {
   ContextEnd end;
   std::vector<ContextSource> sources = {};
 };
+
+/// Throws InvalidArgument for files of a text that parse_meta refuses.
+void check_sources(std::span<const ContextSource> sources);
 
 /// Returns the JSON text of a description.
 std::string write_meta(const FileMeta& meta);
