@@ -87,7 +87,7 @@ std::vector<ContextSource> sources_of(const Tokenizer& tokenizer, std::span<cons
 
 CitedText::CitedText(const Tokenizer& tokenizer, std::span<const Token> tokens,
                      std::string_view left, std::vector<ContextSource> sources)
-    : tokenizer_(tokenizer), sources_(std::move(sources)) {
+    : tokenizer_(&tokenizer), sources_(std::move(sources)) {
   for (const Token token : tokens) text_ += text_of(tokenizer, token);
   held_bytes_ = text_.size();
   text_ += left;
@@ -132,7 +132,7 @@ std::vector<Citation> CitedText::cite(std::span<const double> attention,
   std::size_t at = held_bytes_;
   for (const Token token : own) {
     if (at >= text_.size()) break;
-    const std::string text = text_of(tokenizer_, token);
+    const std::string text = text_of(*tokenizer_, token);
     add_place(text, at, line_of);
     at += text.size();
   }

@@ -67,7 +67,7 @@ class CitedText {
   std::int64_t line_at(std::size_t place) const;
   void add_place(std::string_view text, std::size_t begin, std::vector<std::int64_t>& lines) const;
 
-  const Tokenizer& tokenizer_;
+  const Tokenizer* tokenizer_;
   std::string text_;            // of the tokens, and what is left of the files
   std::size_t held_bytes_ = 0;  // of the tokens
   std::vector<ContextSource> sources_;
