@@ -81,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
     add("--lengths", type=counts, default="4K,16K", metavar="LIST",
         help="tokens of context, question and answer together, as in RULER [4K,16K]")
     add("--methods", default="dense;codes", metavar="LIST", help="';' between them [dense;codes]")
-    add("--budgets", type=counts, default="64,256", metavar="LIST",
-        help="rows that each query head retrieves [64,256]")
+    add("--budgets", type=counts, default="128", metavar="LIST",
+        help="rows that each query head retrieves [128]")
     add("--samples", type=count, metavar="N",
         help="samples of each task and length [20; for qa all questions]")
     add("--seed", type=int, default=42, metavar="N", help="seed of the texts [42]")

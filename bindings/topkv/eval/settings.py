@@ -34,7 +34,7 @@ class Settings:
     tasks: list[str] = field(default_factory=lambda: ["ruler"])
     lengths: list[int] = field(default_factory=lambda: [4096, 16384])
     methods: str = "dense;codes"
-    budgets: list[int] = field(default_factory=lambda: [64, 256])
+    budgets: list[int] = field(default_factory=lambda: [128])
     samples: int | None = None
     seed: int = 42
     essays: str = ""
