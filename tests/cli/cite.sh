@@ -74,8 +74,8 @@ holds 'generate cites in a chat template, too' grep -q '^\[1\] part1.txt:11  ' p
 "$topkv" ask chat.tkv -m plainly $flags -p "$first" --cite >answer 2>places.1
 holds 'a context in a chat template names its files' grep -q '^\[1\] part1.txt:11  ' places.1
 
-# A fact at the end of a text: its last word is read with the question.
-head -c -1 part3.txt >part4.txt && printf '\nOne of the special magic numbers for last-word is: 7654321.' >>part4.txt
+# The last word of a text is read with the question.
+head -c -1 part3.txt >part4.txt && printf '\nOne of the special magic numbers for last-word is: 7654321. Here we go' >>part4.txt
 last='What is the special magic number for last-word mentioned in the provided text? The special magic number for last-word mentioned in the provided text is'
 "$topkv" generate -m "$model" -f part0.txt -f part4.txt -p "$last" $flags --cite --json >json 2>log || echo "FAILED: $(cat log)"
 "$topkv" prefill -m "$model" -f part0.txt -f part4.txt -o last.tkv --device cpu --quiet
@@ -86,7 +86,7 @@ answers = [event for event in map(json.loads, open("json")) if "citations" in ev
 assert len(answers) == 2
 for answer in answers:
     texts = [one["text"] for one in answer["citations"] if one["line"] == 25]
-    assert texts == ["One of the special magic numbers for last-word is: 7654321."], answer["citations"]'
+    assert texts == ["One of the special magic numbers for last-word is: 7654321. Here we go"], answer["citations"]'
 
 # refused PATTERN COMMAND...
 refused() {
