@@ -191,9 +191,8 @@ void bind_session(py::module_& module) {
       .def_readonly(
           "error", &TailFigures::error,
           "The sum of the expected |out - dense| / |dense|. It has the independent errors of "
-          "codes, "
-          "and the errors of key codes that are correlated with the values. A tail from a context "
-          "file of 0.1.0 lacks the second part. The true error may be larger.")
+          "codes, and the errors of key codes that are correlated with the values. A tail from a "
+          "context file of 0.1.0 lacks the second part. The true error may be larger.")
       .def_property_readonly(
           "mean_exact_mass",
           [](const TailFigures& of) { return of_some(of.heads, of.mean_exact_mass()); },

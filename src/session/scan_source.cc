@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "index/codes/codes_index.h"
 #include "index/common/scratch.h"
 #include "src/core/io/faults.h"
 #include "src/core/threads/stopwatch.h"
@@ -9,16 +10,6 @@
 #include "src/session/recall.h"
 
 namespace topkv {
-namespace {
-
-/// Returns the part of ascending rows that lies in a range.
-std::span<const std::int64_t> rows_in(std::span<const std::int64_t> rows,
-                                      const PositionRange& range) {
-  const auto begin = std::ranges::lower_bound(rows, range.begin);
-  return {begin, std::ranges::lower_bound(begin, rows.end(), range.end)};
-}
-
-}  // namespace
 
 /// Returns the scan of a job, whose first token has the number `token` in its step.
 CodeScanner::Scan ScanSource::scan_of(const ListJob& job, std::int64_t token) {
@@ -113,8 +104,8 @@ void ScanSource::note_listed() {
                             const PositionRange& range) {
         rows.clear();
         lists_.add_listed(token, head, segment == own, rows);
-        const auto rare =
-            rows_in(index.layer(job_.layer).heads[static_cast<std::size_t>(head)]->rare(), range);
+        const KeyIndex& codes = *index.layer(job_.layer).heads[static_cast<std::size_t>(head)];
+        const auto rare = static_cast<const CodesIndex&>(codes).rare_in(range);
         rows.insert(rows.end(), rare.begin(), rare.end());
         for (std::int64_t g = 0; g < group; ++g)
           session_.mass->add(position, head * group + g, segment, rows);

@@ -300,9 +300,8 @@ int run_ask(AskFlags flags) {
   if (flags.answers.cite && loaded.origin.sources.empty()) {
     throw FileError(fmt::format(
         "{}: does not name the files of its text, as files of earlier versions do not, and files "
-        "of "
-        "texts that the tokenizer or the chat template changes; leave --cite out, or read the text "
-        "again with topkv prefill, which warns of such a text",
+        "of texts that the tokenizer or the chat template changes; leave --cite out, or read the "
+        "text again with topkv prefill, which warns of such a text",
         printable(flags.file)));
   }
   Asking asking(flags, model, std::move(loaded), std::move(chat),

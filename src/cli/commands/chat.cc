@@ -278,7 +278,7 @@ class Chat {
   std::vector<Token> neutral_prompt_;
   std::vector<double> neutral_;  // neutral_attention of the context; empty: not measured yet
   std::int64_t answered_ = 0;    // questions
-  std::vector<Token> held_;      // those of the context, then the session's own
+  std::vector<Token> held_;      // tokens of the context, then of the session
 };
 
 int run_chat(ChatFlags flags) {

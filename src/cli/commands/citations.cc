@@ -10,6 +10,7 @@
 #include "src/cli/terminal/text_layout.h"
 #include "src/core/text/common_tokens.h"
 #include "src/core/text/printable.h"
+#include "src/core/text/stripped.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -31,12 +32,6 @@ std::string text_of(const Tokenizer& tokenizer, std::span<const Token> tokens) {
   std::string text;
   for (const Token token : tokens) text += text_of(tokenizer, token);
   return text;
-}
-
-std::string_view trimmed(std::string_view text) {
-  const std::size_t begin = text.find_first_not_of(spaces);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(spaces) + 1 - begin);
 }
 
 }  // namespace
@@ -166,7 +161,7 @@ std::vector<Citation> CitedText::cite(std::span<const double> attention,
     citations.push_back({.file = sources_[line.source].name,
                          .line = line.number,
                          .share = scores[*at] / drawn,
-                         .text = std::string(trimmed(text))});
+                         .text = std::string(stripped(text))});
   }
   return citations;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/core/format/ordered_json.h"
+#include "src/core/text/stripped.h"
 #include "src/serve/request/json_text.h"
 #include "topkv/error.h"
 
@@ -11,17 +12,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* white = " \t\r\n";
-
-std::string_view trimmed(std::string_view text) {
-  const std::size_t begin = text.find_first_not_of(white);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(white) + 1 - begin);
-}
-
 std::optional<Json> json_of(std::string_view text) {
   try {
-    return parse_ordered_json(trimmed(text), "a tool call");
+    return parse_ordered_json(stripped(text), "a tool call");
   } catch (const FileError&) {
     return {};
   }
@@ -96,7 +89,7 @@ std::optional<ToolCall> call_of_elements(std::string_view text, const Tools& too
 std::optional<std::string> arguments_of(std::string_view text) {
   const std::optional<Json> json = json_of(text);
   if (!json || !json->is_object()) return {};
-  return std::string(trimmed(text));
+  return std::string(stripped(text));
 }
 
 std::optional<ToolCall> call_of_json(std::string_view text) {
@@ -105,7 +98,7 @@ std::optional<ToolCall> call_of_json(std::string_view text) {
 }
 
 std::optional<ToolCall> tagged_call(std::string_view text, const Tools& tools) {
-  text = trimmed(text);
+  text = stripped(text);
   return text.starts_with('<') ? call_of_elements(text, tools) : call_of_json(text);
 }
 
@@ -115,7 +108,7 @@ std::vector<ToolCall> listed_calls(std::string_view text) {
   std::vector<ToolCall> calls;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(begin), text.size());
-    const std::string_view one = trimmed(text.substr(0, end));
+    const std::string_view one = stripped(text.substr(0, end));
     text.remove_prefix(std::min(text.size(), end + begin.size()));
     if (one.starts_with('[')) {
       const std::optional<Json> list = json_of(one);
@@ -130,7 +123,7 @@ std::vector<ToolCall> listed_calls(std::string_view text) {
     const std::size_t at = one.find(arguments_begin);
     if (at == one.npos) return {};
     std::optional<std::string> arguments = arguments_of(one.substr(at + arguments_begin.size()));
-    const std::string_view name = trimmed(one.substr(0, std::min(one.find("[CALL_ID]"), at)));
+    const std::string_view name = stripped(one.substr(0, std::min(one.find("[CALL_ID]"), at)));
     if (!arguments || name.empty()) return {};
     calls.push_back({std::string(name), *std::move(arguments)});
   }
@@ -147,7 +140,7 @@ std::vector<ToolCall> object_calls(std::string_view text, const Tools& tools) {
   };
   if (take(text)) return calls;
   // Several, which end in "}" before a ";".
-  while (!trimmed(text).empty()) {
+  while (!stripped(text).empty()) {
     std::size_t end = text.find("};");
     end = end == text.npos ? text.size() : end + 1;
     if (!take(text.substr(0, end))) return {};
